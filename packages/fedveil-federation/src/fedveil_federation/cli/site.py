@@ -52,6 +52,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         ["FINGERPRINT as they read it to you"],
         _HOME,
     ),
+    "approve": (
+        "show the plans that wait for this owner's yes, or say it",
+        [],
+        {**_HOME, "--plan NAME": (str, "say yes to this one, for its next run")},
+    ),
     "ledger": ("what this owner has spent, and on which runs", [], _HOME),
     "pause": ("take part in nothing for now", [], _HOME),
     "resume": ("take part again", [], _HOME),
@@ -89,6 +94,7 @@ def execute(args: argparse.Namespace) -> int:
 
     home = SiteHome(args.home)
     acts = {"start": _start, "members": _members, "trust": _trust, "ledger": _ledger}
+    acts["approve"] = _approve
     return acts.get(args.action, _change)(args, home)
 
 
@@ -202,6 +208,30 @@ def _trust(args: argparse.Namespace, home: SiteHome) -> int:
     document = {"fingerprint": members.fingerprint, "trusted": True}
     said = f"{members.federation}: {', '.join(members.names)}"
     return console.answer(args, document, lambda: console.say(said, heading="Trusted:"))
+
+
+def _approve(args: argparse.Namespace, home: SiteHome) -> int:
+    from fedveil.privacy.rounding import at_most
+    from fedveil_federation.deploy.approvals import Approvals, in_words
+
+    approvals = Approvals(home.path / "approvals")
+    waiting = {name: in_words(plan) for name, plan in approvals.waiting().items()}
+    if args.plan is not None:
+        approvals.approve(args.plan)
+        said = "may begin; the hub asks again within a minute"
+        document = {"plan": args.plan, **waiting[args.plan]}
+        return console.answer(args, document, lambda: console.say(said, heading=f"{args.plan}:"))
+    ledger = home.store().ledger
+    left = f"{at_most(ledger.spent())} of {ledger.budget_epsilon:g} spent, of all runs together"
+
+    def show() -> None:
+        for name, words in waiting.items():
+            rows = [*map(list, words.items()), ["lifetime epsilon", left]]
+            console.table(f"plan {name}", ["", ""], rows)
+        said = "fedveil site approve --plan NAME" if waiting else "no plan waits"
+        console.say(said, heading="Next:")
+
+    return console.answer(args, {"lifetime": left, "waiting": waiting}, show)
 
 
 def _ledger(args: argparse.Namespace, home: SiteHome) -> int:

@@ -33,6 +33,7 @@ from fedveil.privacy.secure_sums.aggregation import UPDATE
 from fedveil.privacy.secure_sums.errors import Doubted, SecureAggregationError
 from fedveil.privacy.secure_sums.params import Limits
 from fedveil_federation.client_ledger import LifetimeBudgetExceeded
+from fedveil_federation.deploy.approvals import Approvals
 from fedveil_federation.deploy.envelope import BadFrame, Message, signature_of
 from fedveil_federation.deploy.facts import plan_digest
 from fedveil_federation.deploy.members import Members
@@ -82,6 +83,7 @@ class Guard(Responder):
     `randomness` is the system's; a seeded one is for tests alone. `patience`: seconds that a
     request may wait for training before the hub is told to ask again. `stopped`: why the owner
     takes part in nothing for now, or nothing. `keep_plan` gets the plan of each run that begins.
+    `approvals`: what the owner has said yes to, if the policy wants that.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Guard(Responder):
         stopped: Callable[[], str] = str,
         handlers: Handlers | None = None,
         keep_plan: Callable[[str, bytes], None] | None = None,
+        approvals: Approvals | None = None,
     ) -> None:
         if data.clients != 1:
             raise ConfigError(f"data: {data.clients} clients; a guard holds one owner's")
@@ -108,6 +111,7 @@ class Guard(Responder):
             raise ConfigError(f"site {site!r}: the members' list holds another key for it")
         self._data, self._randomness = data, randomness or Randomness(None)
         self._patience, self._stopped, self._keep_plan = patience, stopped, keep_plan
+        self._approvals = approvals
         policy.check_hub(members.hub.hex())
         self._runs: dict[str, _Run] = {}
         self._plans: list[float] = []  # when they came
@@ -222,7 +226,10 @@ class Guard(Responder):
         digest = plan_digest(data)
         if digest not in self._runs:
             self._limit()
-            self._runs[digest] = _Run(*self._examiner.examined(data))
+            examined = _Run(*self._examiner.examined(data))
+            if self._approvals is not None:
+                self._approvals.check(data, digest)
+            self._runs[digest] = examined
         return Message({"status": "done"}, (self.keys.identity.sign(ACCEPT + digest.encode()),))
 
     @cached_property
@@ -259,6 +266,8 @@ class Guard(Responder):
             run.participant = Participant(
                 self.keys, run.roster, sums.params, self.members.hub, self.store
             )
+        if self._approvals is not None and not run.begun:
+            self._approvals.use(run.work.document.to_bytes(), run.work.document.digest)
         if self._keep_plan is not None and not run.begun:
             self._keep_plan(run.work.document.digest, run.work.document.to_bytes())
         if not run.begun:

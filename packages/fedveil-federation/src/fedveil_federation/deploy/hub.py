@@ -81,6 +81,10 @@ class SitesAway(PrivacyRefusal):
     """Some sites are silent and none refuses: ask again when they are there."""
 
 
+class OwnersAsked(SitesAway):
+    """None refuses, but some wait for their owner's yes: ask again later."""
+
+
 def plain(said: object) -> str:
     """What a site says, as one line that a terminal only shows."""
     text = said if isinstance(said, str) else ""
@@ -96,6 +100,7 @@ class Sites:
         self.members, self.key, self.courier = members, key, courier
         self.refusals: dict[str, str] = {}  # the last reason of each site that refused
         self.silent: set[str] = set()  # sites that did not answer when they were asked last
+        self.waiting: set[str] = set()  # sites that wait for their owner's yes
         self._pause = threading.Event()  # never set
         self.introduce: Callable[[int], None] | None = None  # to a guard that was restarted
 
@@ -127,7 +132,9 @@ class Sites:
                     self.introduce(number)
                     continue
                 waiting.discard(number)
-                if status == "refused":
+                if status == "waits":
+                    self.waiting.add(site)
+                if status in ("refused", "waits"):
                     self.refusals[site] = plain(reply.header.get("reason"))
                 elif status == "unknown":  # unless it has said why it does not take the plan
                     self.refusals.setdefault(site, plain(reply.header.get("reason")))
@@ -153,6 +160,7 @@ class Sites:
             self.silent.add(name)
             return None
         self.silent.discard(name)
+        self.waiting.discard(name)
         try:
             return unseal(found, [self.members.sites[name]], frame)
         except BadFrame as error:  # cut off or changed on the way: ask again
@@ -179,7 +187,9 @@ class Sites:
             for name in missing:
                 who.setdefault(self.refusals[name], []).append(name)
             said = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in who.items())
-            kind = SitesAway if self.silent.issuperset(missing) else PrivacyRefusal
+            kind: type[PrivacyRefusal] = PrivacyRefusal
+            if (self.silent | self.waiting).issuperset(missing):
+                kind = OwnersAsked if self.waiting.intersection(missing) else SitesAway
             raise kind(f"not every site takes part: {said}", "no round was run")
         return replies
 

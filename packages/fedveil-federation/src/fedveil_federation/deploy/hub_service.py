@@ -10,6 +10,7 @@ import re
 import shutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from fedveil_federation.deploy.hub import (
     MOST_LOST,
     Hub,
     Known,
+    OwnersAsked,
     RemoteAggregator,
     RoundsLost,
     SitesAway,
@@ -56,6 +58,7 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 _HELLO = 4.0  # seconds: what is asked before the other side is ready hangs until then
 _MEET, _SETTLED = 2.0, 30.0  # seconds between two rounds of hellos, before and after all agree
+_OWNERS = 60.0  # seconds until owners are asked again; a site looks at a hundred plans an hour
 _SLICE = 0.5  # seconds between two looks whether a run that waits is to stop
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
 
@@ -193,6 +196,7 @@ class HubService:
         certificates.check(own.certificate, authority, home.agreement.host, own.key)
         self._identities: dict[str, bytes] = {}
         self._next_meeting = 0.0
+        self._not_before: defaultdict[str, float] = defaultdict(float)  # by run: to be asked again
         self._pause = threading.Event()  # never set
         self.tend: Callable[[], None] = lambda: None  # is called now and then during a run
 
@@ -205,12 +209,14 @@ class HubService:
         """Do one thing, if there is one to do; return whether there was."""
         self._meet_if_due()
         members, job = self.home.members, self.queue.next()
-        if members is None or job is None:
+        if members is None or job is None or time.monotonic() < self._not_before[job.name]:
             return False
         try:
             outcome = self._carry_out(job, members)
         except SitesAway as away:  # the run stays in the queue
             self.queue.wait(job.name, str(away.reason))
+            if isinstance(away, OwnersAsked):  # whose sites look at each plan anew
+                self._not_before[job.name] = time.monotonic() + _OWNERS
         except RoundsLost as lost:  # the rest of its rounds is kept
             _log.warning("run: stopped: %s", lost, extra={"about": {"run": job.name}})
             self.queue.end(job, "stopped", str(lost))

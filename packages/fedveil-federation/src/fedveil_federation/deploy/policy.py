@@ -27,6 +27,7 @@ colluders = 1       # sites that may work with the hub, and whose noise does not
 
 [ask]
 hubs = ["..."]      # public keys; none: the hub of the members' list
+approve = false     # every plan waits for the owner's yes (fedveil site approve)
 
 [show]
 budget = false      # tell the hub what is left of the lifetime's budget
@@ -99,6 +100,7 @@ class CohortPolicy:
 @dataclass(frozen=True)
 class AskPolicy:
     hubs: tuple[str, ...] = ()
+    approve: bool = False  # every plan waits for the owner's yes
 
 
 @dataclass(frozen=True)

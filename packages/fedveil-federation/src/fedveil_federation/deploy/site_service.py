@@ -11,6 +11,7 @@ from time import monotonic
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.randomness import Randomness
 from fedveil_federation.deploy import certificates
+from fedveil_federation.deploy.approvals import Approvals
 from fedveil_federation.deploy.envelope import Message
 from fedveil_federation.deploy.guard import Guard
 from fedveil_federation.deploy.members import Members
@@ -125,6 +126,7 @@ class SiteService:
             stopped=lambda: home.stopped,
             handlers=self._handlers,
             keep_plan=home.keep_plan,
+            approvals=Approvals(home.path / "approvals") if home.policy.ask.approve else None,
         )
 
     def _check(self, members: Members) -> None:
