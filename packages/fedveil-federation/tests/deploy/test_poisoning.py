@@ -47,7 +47,7 @@ def poison(guard: Guard) -> None:
     def masked(work: Any, device: Any, request: Any) -> bytes:
         sums, row = work.summands(request), work.row(request)
         by = 1 << (sums.integers.grid.bits - 2)
-        return bytes(device.mask(sums.share(guard.number, row) + by))
+        return bytes(device.mask(sums.upload(guard.number, row) + by))
 
     guard._masked = masked  # type: ignore[method-assign]
 

@@ -30,9 +30,7 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.methods.parts.noise_placement import Drawn, RoundNoise
 from fedveil.planning import recipe as recipes
 from fedveil.planning.plan import Plan
 from fedveil.planning.recipe import Recipe
@@ -351,9 +349,7 @@ class RemoteAggregator(Aggregator):
         """A tracked clip, for sites to work with; a count is about the updates before it."""
         if COUNT not in self._terms:
             return None
-        if summands.purpose == COUNT or not isinstance(summands, PrivateSum):
-            return self.now.clip
-        return None if summands.pipeline.clip is None else float(summands.pipeline.clip.norm)
+        return self.now.clip if summands.purpose == COUNT else summands.clip_norm
 
     def done(self) -> None:
         """The last round is stored: its logs have no more use."""
@@ -452,8 +448,8 @@ class _MaskedUploads(_RemoteSum):
                 private: Tensor = self._summands.decode(opened.finish())
         finally:
             hub.judge(opened)
-        if isinstance(self._summands, PrivateSum) and (
-            reason := implausible(self._summands, private, len(self.clients), None)
+        if isinstance(self._summands, RoundNoise) and (
+            reason := implausible(self._summands, private, len(self.clients))
         ):
             raise NotReleased(reason)
         return private
@@ -489,11 +485,9 @@ class _Uploads(_RemoteSum):
     def _check(self, upload: Ints) -> None:
         """Refuse an upload that no honest site sends, by itself: others are not held up."""
         summands = self._summands
-        if isinstance(summands, PrivateSum) and summands.pipeline.granularity is not None:
-            local = isinstance(summands.placement, LocalNoise)
-            values = torch.from_numpy(unsnap(upload, summands.pipeline.granularity))
-            noise = summands.placement.noise if local else None
-            if reason := implausible(summands, values, 1, noise):
+        if isinstance(summands, RoundNoise) and summands.grid is not None:
+            values = torch.from_numpy(unsnap(upload, summands.grid))
+            if reason := implausible(summands, values, 1):
                 raise BadFrame(reason)
 
     def release(self) -> Tensor:
@@ -501,13 +495,12 @@ class _Uploads(_RemoteSum):
         self._hub._uploaded = sorted(uploads)
         if not uploads:
             raise NotReleased("no site has sent anything")
-        if not isinstance(summands, PrivateSum) or summands.pipeline.granularity is None:
+        if not summands.integer:
             raise ValueError("uploads are integers")
         self.clients = np.array(sorted(uploads), np.int64)
         whole: Ints = np.stack([uploads[n] for n in sorted(uploads)]).sum(axis=0)
-        if isinstance(summands.placement, LocalNoise):  # it is all there
-            return torch.from_numpy(unsnap(whole, summands.pipeline.granularity)).float()
-        return summands.protect(torch.from_numpy(whole), self.clients)
+        private: Tensor = summands.decode(whole)
+        return private
 
 
 class SitesEngine:
@@ -667,7 +660,7 @@ class Hub:
         # Sites give the same request the same answer, and what was not logged they have not seen:
         # nothing is drawn again. Only a trusted hub's own noise would be.
         begun = run.next_round - 1 if run.next_round > run.state.rounds else None
-        run.unfinished = None if isinstance(plan.method.placement, CentralNoise) else begun
+        run.unfinished = None if plan.private_noise.drawn is Drawn.BY_SERVER else begun
         if isinstance(run.aggregator, RemoteAggregator):
             run.aggregator.go_on_from(run.next_round)
         return run

@@ -17,8 +17,7 @@ import math
 
 from torch import Tensor
 
-from fedveil.methods.parts.noise_placement import Noise
-from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.methods.parts.noise_placement import Drawn, Noise, RoundNoise
 
 FALSE_ALARM = 1e-9  # the chance that honest sites are refused in one sum, at most
 _ROUNDING = 1 + 1e-5  # released sums are single precision
@@ -40,28 +39,28 @@ def longest_noise(kind: Noise, scale: float, width: int, chance: float = FALSE_A
     return scale * (width + math.sqrt(2 * width * t) + t)
 
 
-def implausible(summands: PrivateSum, total: Tensor, uploads: int, noisy: Noise | None) -> str:
+def implausible(summands: RoundNoise, total: Tensor, uploads: int) -> str:
     """Say why a sum cannot be one of honest uploads; nothing if it can be.
 
     Args:
         summands: what was summed.
         total: the sum in the units of an update, float [width or less].
-        uploads: how many there are in it.
-        noisy: the noise that each upload brings, if it is not a share under a secure sum.
+        uploads: how many there are in it; one by one, where each brings all its noise.
 
     Returns:
         The reason to refuse it, or "".
     """
-    clip, grid = summands.pipeline.clip, summands.pipeline.granularity
-    if clip is None or grid is None:
+    clip, grid, noise = summands.clip_norm, summands.grid, summands.noise
+    if clip is None or grid is None or noise is None:
         return ""
     width, bound = summands.width, 0.0
     if summands.integers is not None:
         std = summands.integers.share_std * math.sqrt(uploads)
         bound = longest_noise(Noise.GAUSSIAN, std, width)
-    elif noisy is not None:
-        bound = longest_noise(noisy, summands.noise.scale, width)
-    bound += uploads * (clip.norm + math.sqrt(width) * grid)
+    elif noise.drawn is not Drawn.BY_SERVER:
+        kind = Noise.LAPLACE if summands.clip.order == 1 else Noise.GAUSSIAN
+        bound = longest_noise(kind, summands.scale, width)
+    bound += uploads * (clip + math.sqrt(width) * grid)
     norm = float(total.double().norm())
     if norm <= _ROUNDING * bound:
         return ""

@@ -149,6 +149,10 @@ def features_of(chosen: ModelSection) -> FeatureMap | None:
         directions=chosen.directions,
         width=chosen.width,
         bandwidth=chosen.bandwidth,
+        backbone=chosen.backbone,
+        backbone_weights=chosen.backbone_weights,
+        backbone_head=chosen.backbone_head,
+        pixels=chosen.pixels,
         seed=chosen.seed,
     )
 
@@ -189,6 +193,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         else choice(Arithmetic, "privacy.arithmetic", arithmetic),
         declared=declared,
         unprotected=unprotected,
+        trusted_parts=recipe.privacy.trusted_parts,
     )
 
 
