@@ -68,16 +68,20 @@ def run_as(
 
 
 @pytest.fixture
-def site() -> Iterator[Victims]:
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Victims]:
     """A site of the owner's account, with a directory that it shares with the courier's."""
     if run_as(COURIER, "-c", "import aiohttp, fedveil_federation, torch").wait() != 0:
         pytest.skip("no Python here that other accounts can run with this checkout")
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
-        victims = Victims(folder := Path(made))
+        folder = Path(made)
+        state = folder / "notes"  # of the owner's ledger
+        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+        victims = Victims(folder)
         folder.chmod(0o711)
         rows = folder / "patients.csv"
         rows.chmod(0o600)
-        for path in (rows, victims.site.path, *victims.site.path.rglob("*")):
+        own = (victims.site.path, state)
+        for path in (rows, *own, *(inside for one in own for inside in one.rglob("*"))):
             os.chown(path, OWNER, OWNER)
         shared = folder / "shared"
         shared.mkdir()

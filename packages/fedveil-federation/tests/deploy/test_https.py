@@ -394,17 +394,18 @@ def test_a_slow_peer_is_left_behind(
 # --- on the way ---------------------------------------------------------------------------------
 
 
+def pump(source: socket.socket, target: socket.socket) -> None:
+    """Pass bytes on, in one direction, until one side hangs up."""
+    with contextlib.suppress(OSError):
+        while part := source.recv(1 << 16):
+            target.sendall(part)
+    for end in (source, target):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
 def tunnel(listening: socket.socket, seen: list[bytes]) -> None:
     """A proxy that knows CONNECT alone, as hospitals have them."""
-
-    def pump(source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while part := source.recv(1 << 16):
-                target.sendall(part)
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
     while True:
         try:
             asking, _ = listening.accept()
@@ -439,6 +440,31 @@ def test_a_site_reaches_the_hub_through_a_proxy(
         listening.shutdown(socket.SHUT_RDWR)
     assert seen[0].startswith(b"CONNECT localhost:%d " % world.settings.port)
     assert b"Proxy-Authorization: Basic bm9ydGg6cyBjcmV0" in seen[0]
+
+
+def test_a_hub_may_listen_behind_another_port(victims: Victims) -> None:
+    """As behind nginx, which passes port 443 on: sites reach the one, the hub has the other."""
+    behind = free_port()
+    victims.hub.listen_at(behind)
+
+    def pass_on(listening: socket.socket) -> None:
+        while True:
+            try:
+                asking, _ = listening.accept()
+            except OSError:
+                return
+            there = socket.create_connection(("127.0.0.1", behind))
+            for ends in ((asking, there), (there, asking)):
+                threading.Thread(target=pump, args=ends, daemon=True).start()
+
+    with running(victims.hub):
+        wait_for(lambda: of_hub(victims).sites() == ())
+        wait_for(lambda: socket.create_connection(("127.0.0.1", behind)).close() is None)
+        with socket.create_server(("127.0.0.1", victims.hub.agreement.port)) as listening:
+            threading.Thread(target=pass_on, args=(listening,), daemon=True).start()
+            with running(victims.site):
+                wait_for(lambda: of_hub(victims).sites() == ("north",))
+            listening.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_revoked_site_is_let_in_no_more(victims: Victims, capsys: Any) -> None:

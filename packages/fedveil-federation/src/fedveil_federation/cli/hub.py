@@ -24,6 +24,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         {
             "--home DIR": (Path, "the hub's directory (here)", Path()),
             "--courier DIR": (Path, "shared with the courier's own account, which runs it"),
+            "--listen PORT": (int, "if that is another one than sites reach; it is remembered"),
             "--metrics DIR": (Path, "for counters that node_exporter can read"),
             "--watch": (bool, "serve the newest run's growing report on this machine"),
         },
@@ -64,9 +65,11 @@ def _start(args: argparse.Namespace) -> int:
     with home.lock(), watched_apart(home.runs, newest=True) if args.watch else nullcontext():
         if args.courier is not None or home.courier_is_separate:
             courier_process.separate_courier(home, args.courier or home.courier)
+        if args.listen is not None:
+            home.listen_at(args.listen)
         process = courier_process.CourierProcess(home)
         if not home.courier_is_separate:
-            check_free(home.agreement.port)
+            check_free(home.port)
         courier = SocketCourier(home.socket, home.courier)
         service = HubService(home, courier, finish, metrics=args.metrics)
         service.tend = process.keep_running  # a run may take hours

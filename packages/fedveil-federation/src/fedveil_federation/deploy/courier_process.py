@@ -50,7 +50,7 @@ def write_kit(home: HubHome | SiteHome) -> None:
         name=HUB if site is None else site.site,
         sites=_let_in(home),
         host=agreement.host,
-        port=agreement.port,
+        port=home.port if isinstance(home, HubHome) else agreement.port,
         socket=os.fspath(home.socket),
         most=MAX_FRAME if site is None else site.longest_request,
     )

@@ -157,6 +157,23 @@ class HubHome(Home):
         return self._of_site(site)
 
     @property
+    def port(self) -> int:
+        """Where the hub's courier listens: what sites reach, unless `listen_at` named another."""
+        path = self.path / "listen"
+        if not path.exists():
+            return self.agreement.port
+        try:
+            return int(read_text(path))
+        except ValueError:
+            raise damaged(path) from None
+
+    def listen_at(self, port: int) -> None:
+        """Listen at another port than sites reach, from now on."""
+        if not 0 < port < 2**16:
+            raise ConfigError(f"--listen {port}: need a port, 1 to 65535")
+        keep_secret(self.path / "listen", str(port))
+
+    @property
     def revoked(self) -> set[str]:
         """The sites that are not let in any more."""
         return {site for site in self.agreement.sites if self._revocation(site).exists()}
