@@ -199,6 +199,7 @@ def test_a_site_that_was_away_when_its_certificate_expired_gets_another(
     assert days_left(site.certificate.certificate) < 0
     SiteService(site).welcome()
     assert "fedveil federation renew north" in caplog.text
+    capsys.readouterr()  # where the log goes to stderr
     taking = ("site", "renew", "--home", "north", "--certificate")
     assert "none of north, south, east" in refusal(
         capsys, "federation", "renew", "west", "--home", "hospitals"

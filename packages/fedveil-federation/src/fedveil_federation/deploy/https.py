@@ -394,7 +394,7 @@ class SiteLink:
                         self._take_one(connection)
                         self._say(f"connected to the hub at {self._address}")
                         pause = _PAUSE
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:  # also a bad proxy
                 self._say(f"no connection to the hub at {self._address}: {error}")
                 self._ended.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
