@@ -7,6 +7,9 @@ and the secure sum. Each proof is a class:
                               the client's own noise, undivided
     OneStepNoise    one step  under a secure sum, all clients' noise covers the record
     ConvexNoise     convex    several steps of a non-expansive linear model under a secure sum
+    SecretStepsNoise, SecretBatchNoise   the first two with secret Poisson batches, whose rate
+                              lowers epsilon towards everybody but the record's own client
+    TrustedNoise    trusted   one step, and whoever takes the sum adds the noise to it
 
 The fourth way, clipping the whole update and adding noise once, protects clients and is
 `DistributedNoise`.
@@ -40,16 +43,20 @@ from fedveil.methods.parts.local_steps import (
 from fedveil.methods.parts.noise_placement import (
     Bounded,
     Drawn,
+    Noise,
     NoiseContext,
     NoisePlacement,
     RoundNoise,
+    noisy_sum,
 )
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
-from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
 from fedveil.privacy.noise.grid import power_of_two_below
 from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers, bits_for
+from fedveil.privacy.poisson_sampled import PoissonSampled
+from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
@@ -76,11 +83,16 @@ class GradientNoise(NoisePlacement):
     adjacency: Adjacency = Adjacency.REPLACE
     colluders: int = 0
     honest_shares: int | None = None
+    trusted: bool = False
 
     bounded = Bounded.GRADIENT
 
     def __post_init__(self) -> None:
-        check_fields(self, adjacency=one_of(Adjacency), secure_sum=flag)
+        check_fields(self, adjacency=one_of(Adjacency), secure_sum=flag, trusted=flag)
+        if self.trusted and self.secure_sum:
+            raise ConfigError(
+                "gradient noise: a trusted server sees uploads as they are. Leave out secure_sum."
+            )
 
     @property
     def drawn(self) -> Drawn:
@@ -88,21 +100,36 @@ class GradientNoise(NoisePlacement):
 
     def fit(self, facts: NoiseContext) -> Self:
         _check(facts, self.secure_sum)
+        if facts.local.batch_rate is not None and self.adjacency is Adjacency.ADD_REMOVE:
+            raise AdjacencyRefused(
+                "add-remove hides whether a record was there at all, while the bound on a sum "
+                "follows from the true number of records",
+                "use adjacency zero-out, which costs the same",
+            )
         return self._fit_as(self.proof(facts), facts)  # type: ignore[arg-type]
 
     def proof(self, facts: NoiseContext) -> type[GradientNoise]:
         """Return the strongest proof that there is for these facts."""
-        if type(self) not in (GradientNoise, OneStepNoise, ConvexNoise):
-            return type(
-                self
-            )  # somebody else's class, which has what it does not override from here
-        steps = local_steps(facts)
+        if type(self) not in _proofs():
+            return type(self)  # somebody else's class, which has from here what it leaves out
+        steps, secret = local_steps(facts), facts.local.batch_rate is not None
+        if self.trusted:
+            if steps.most > 1:
+                raise PrivacyRefusal(
+                    f"{steps.most} local steps, and noise on their sum alone: one record moves the "
+                    "steps that follow by more than its clip",
+                    "set training.local_steps to 1, or use privacy.trust distributed or local",
+                )
+            return TrustedNoise
+        alone: type[GradientNoise] = SecretStepsNoise if secret else GradientNoise
         if not self.secure_sum:
-            return GradientNoise
+            return alone
         if facts.local.projection_radius is not None:
-            return GradientNoise  # what follows a client's own noise keeps it from adding up
+            return alone  # what follows a client's own noise keeps it from adding up
         if steps.most == 1:
-            return OneStepNoise
+            return SecretBatchNoise if secret else OneStepNoise
+        if secret:
+            return alone
         honest = facts.cohort_size - self.colluders
         assumed = self.honest_shares if facts.secure is None else facts.secure.honest_shares
         if assumed is not None:
@@ -167,7 +194,14 @@ class GradientNoise(NoisePlacement):
         """A length that no upload has: clipped gradients, and more noise than ever comes."""
         noise = self._std * (math.sqrt(self.facts.layout.size) + 6)
         steps = longest_way(self.facts, round_number) / (1 - self.facts.local.momentum)
-        return _ROOM * steps * (self._bound + noise)
+        return _ROOM * steps * (self._bound * self._most / self._batch + noise)
+
+    @property
+    def _most(self) -> int:
+        """Records that may be in one batch."""
+        if self.facts.local.batch_rate is None:
+            return self._batch
+        return max(self._batch, int(self.facts.federation.sizes.max()))
 
     @property
     def _batch(self) -> int:
@@ -183,10 +217,16 @@ class GradientNoise(NoisePlacement):
 
         A sum of b clipped gradients in single precision is off by at most b * 2^-24 times the sum
         of their lengths, and each mean is rounded to a grid. Neighbouring batches err differently,
-        so both errors widen what one record can do.
+        so both errors widen what one record can do. Secret batches may hold all records of a
+        client; they are summed in double precision and rounded four times to single at the end.
         """
         clip, batch = _clip(self.facts).norm, self._batch
-        return clip * (1 + batch * (batch + 4) * 2.0**-24 + 2e-6) if self.facts.exact else clip
+        if not self.facts.exact:
+            return clip
+        if self.facts.local.batch_rate is None:
+            return clip * (1 + batch * (batch + 4) * 2.0**-24 + 2e-6)
+        most = self._most
+        return clip * (1 + most * (most + 4) * 2.0**-52 + 8 * most * 2.0**-24 + 2e-6)
 
     @property
     def _gradient_grid(self) -> float:
@@ -255,6 +295,86 @@ class OneStepNoise(GradientNoise):
         return self._coarsest_grid(0) * (1 + 1e-12)
 
 
+class SecretStepsNoise(GradientNoise):
+    """The proof for secret batches and a client's own noise: each local step is a Poisson-sampled
+    Gaussian of its own, with coins drawn anew, whatever else is seen.
+
+    One step that is released in the open, or several of any model. Nothing is divided by the number
+    of clients.
+    """
+
+    def mechanism(self) -> Mechanism:
+        noise, steps = Gaussian(self.facts.noise_multiplier), local_steps(self.facts)
+        return PoissonSampled(_rate(self.facts), (noise,), steps.most)
+
+    def record_uses(self) -> Ints | None:
+        return None
+
+
+class SecretBatchNoise(OneStepNoise):
+    """The proof for one step on secret batches under a secure sum: a Poisson-sampled sum of shares.
+
+    The server sees which clients took part, which is public, and never which of their records.
+    """
+
+    def mechanism(self) -> Mechanism:
+        rate = _rate(self.facts)
+        if self.facts.exact:
+            return PoissonSampled(rate, (super().mechanism(),))
+        shares = self.facts.cohort_size
+        noise = Gaussian(self.facts.noise_multiplier * math.sqrt(shares))
+        return PoissonSampled(rate, (noise,))
+
+    def record_uses(self) -> Ints | None:
+        return None
+
+
+class TrustedNoise(OneStepNoise):
+    """The proof for one step and noise z D on the sum, where D bounds one record on the grid.
+
+    With secret batches it is a Poisson-sampled Gaussian; without, a record is in one batch a round.
+    """
+
+    @property
+    def drawn(self) -> Drawn:
+        return Drawn.BY_SERVER
+
+    @property
+    def single_uploads(self) -> bool:
+        return True
+
+    def privacy_model(self) -> PrivacyModel:
+        return PrivacyModel(Unit.RECORD, self.adjacency, Trust.CENTRAL, colluders=self.colluders)
+
+    def mechanism(self) -> Mechanism:
+        noise, rate = Gaussian(self.facts.noise_multiplier), self.facts.local.batch_rate
+        return noise if rate is None else PoissonSampled(_rate(self.facts), (noise,))
+
+    def record_uses(self) -> Ints | None:
+        return None
+
+    @property
+    def local(self) -> LocalTraining:
+        return self.facts.local
+
+    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
+        return None
+
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        scale = self._scale(at.round_number)
+        return noisy_sum(Noise.GAUSSIAN, total, scale, at.grid, at.stream())
+
+    def noise_steps(self, at: RoundNoise) -> float | None:
+        return None if at.grid is None else self._scale(at.round_number) / at.grid
+
+    def _scale(self, round_number: int) -> float:
+        """The noise on a round's sum of updates: z times what one record moves it by."""
+        reach = rates(self.facts, round_number)[-1] * self._bound / self._batch
+        if self.facts.exact:
+            reach += self._upload_grid(round_number) * math.sqrt(self.facts.layout.size)
+        return self.facts.noise_multiplier * reach
+
+
 class ConvexNoise(OneStepNoise):
     """The proof for steps that bring no two runs further apart: the last noise of the whole sum
     covers the record, and drift is bounded by a certificate."""
@@ -269,6 +389,13 @@ class ConvexNoise(OneStepNoise):
             return NoisyGradients(*self._gradients, facts.cohort_size, certificate)
         on_grid = self._accounted_grid, facts.layout.size
         return GridGradients(*self._gradients, facts.cohort_size, certificate, *on_grid)
+
+
+def _proofs() -> tuple[type[GradientNoise], ...]:
+    return (
+        *(GradientNoise, OneStepNoise, ConvexNoise),
+        *(SecretStepsNoise, SecretBatchNoise, TrustedNoise),
+    )
 
 
 def _check(context: NoiseContext, secure_sum: bool) -> None:
@@ -303,6 +430,12 @@ def _clip(context: NoiseContext) -> GradientClip:
             "use method gradient-noise or dp-sgd, which do",
         )
     return clip
+
+
+def _rate(context: NoiseContext) -> float:
+    if context.local.batch_rate is None:
+        raise RuntimeError("secret batches were there when this proof was chosen")
+    return context.local.batch_rate
 
 
 def _batch(context: NoiseContext) -> int:

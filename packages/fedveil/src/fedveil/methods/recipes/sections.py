@@ -74,6 +74,10 @@ class TrainingSection:
     local_steps: int | None = None
     local_epochs: int | None = None
     batch_size: int | None = None  # None: all of a client's; at record level 2,048 at most
+    batches: str | None = (
+        None  # poisson (secret coins, lower epsilon) or shuffled; None: see dp-sgd
+    )
+    batch_rate: float | None = None  # poisson: probability of a record; None: from batch_size
     learning_rate: float = 0.1
     schedule: str = "constant"
     decay: float = 1.0
