@@ -124,6 +124,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "records as features": {
         "training__method": "dp-sgd",
+        "training__batches": "shuffled",
         "training__local_epochs": None,
         "model__features": "scattering",
         "model__scales": 1,
@@ -135,6 +136,7 @@ CASES: dict[str, dict[str, Any]] = {
     "public weights": {"model__name": "mlp", "model__hidden": [5], "model__frozen": ["backbone"]},
     "records, adapters": {
         "training__method": "dp-sgd",
+        "training__batches": "shuffled",
         "training__local_epochs": None,
         "model__name": "mlp",
         "model__hidden": [5],
@@ -164,7 +166,11 @@ CASES: dict[str, dict[str, Any]] = {
         "training__cohort": 3,
         "training__rounds": 3,
     },
-    "records, one step": {"training__method": "dp-sgd", "training__local_epochs": None},
+    "records, one step": {
+        "training__method": "dp-sgd",
+        "training__batches": "shuffled",
+        "training__local_epochs": None,
+    },
     "records, several steps": {
         "training__method": "gradient-noise",
         "training__local_epochs": None,

@@ -56,7 +56,7 @@ def play_round(run: Run, last: bool) -> RoundReport:
     except NotReleased as refusal:
         # No sum: the weights stay; the round's number and its reservation are used up.
         run.store(replace(state, rounds=number + 1), last)
-        here = len(cohort) - len(dropouts.before_upload)
+        here = run.aggregator.took_part(cohort, dropouts)
         return run.report(None, {}, RoundDropouts(len(cohort), here, str(refusal)), last, began)
 
     # From here on everything follows from released values.
