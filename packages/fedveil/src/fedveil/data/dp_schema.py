@@ -49,8 +49,9 @@ class Offer:
     noise: std on every vote / sensitivity of one unit, for each release.
     missed: probability with which the name of a class that one unit alone has is published.
     pay: is told what will be released, before anything of it is.
-    shares: under distributed trust, clients that each bring a share of the noise; under local
-        trust there must be one alone, who has all rows and adds all of it.
+    shares: how many clients there are, for all to know. Under distributed trust each brings a
+        share of the noise; under local trust there must be one alone, who has all rows.
+    bins: into how many bins numbers are cut; None: they stay numbers.
     """
 
     unit: Unit
@@ -60,6 +61,7 @@ class Offer:
     shares: int = 1
     seed: int | None = None
     pay: Callable[[Bought], None] | None = field(default=None, compare=False)
+    bins: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, unit=one_of(Unit), trust=one_of(Trust))
@@ -159,7 +161,10 @@ def buy(
         releases.append(_votes(offer, width, total.size))
         return total.reshape(votes.shape).astype(np.float64) * grid
 
-    columns, classes = bought_columns(table, voters, noisy, std, decimal)
+    bins = {} if offer.bins is None else dict.fromkeys(set(table) - {label}, offer.bins)
+    # How many clients there are is taken from the offer, where it is public.
+    units = len(clients) if offer.unit is Unit.RECORD else offer.shares
+    columns, classes = bought_columns(table, voters, noisy, std, units, decimal, bins)
     dated = label in columns and columns[label].kind is Kind.DATE
     if dated or (separator is not None and label in table):
         classes.add(label)  # a date is predicted as a class or not at all

@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
+from fedveil.data.bins import cuts_at_quantiles, with_cuts
 from fedveil.data.dp_schema import Bought, Offer, buy
 from fedveil.data.encoder import TableEncoder, check_stored
-from fedveil.data.encoding import as_text, is_index, judge, kind_of, unreadable
+from fedveil.data.encoding import as_text, is_index, judge, kind_of, numbers_of, unreadable
 from fedveil.data.federation import Federation, Task
 from fedveil.data.folder import FILE, is_many, title
 from fedveil.data.holdout import Holdout
@@ -65,6 +66,7 @@ def from_table(
     classes: Sequence[str] = (),
     offer: Offer | None = None,
     bought: Bought | None = None,
+    bins: int | None = None,
     task: Task | str | None = None,
     partition: Partition | None = None,
     test_fraction: float | None = None,
@@ -87,7 +89,7 @@ def from_table(
     list or with commas between them, are true or false each. With a `label_separator`, as ";", each
     cell of the label names any number of classes, and an empty one none. Test rows are held out
     within every client unless `holdout` says otherwise; if every client has but one row, it must
-    say `clients`.
+    say `clients`. With `bins`, numbers become one input for each of about so many bins.
     """
     if isinstance(source, str | Path):
         source = Path(source)
@@ -121,8 +123,12 @@ def from_table(
     if public is None:
         columns, remarks = _judged(table, taken)
         unprotected = _taken_from_data(columns)
+        if bins is not None:
+            columns = {name: _cut(table.column(name), own, bins) for name, own in columns.items()}
     else:
         columns, remarks = _described(path, table, public, taken)
+        if bins is not None:
+            columns = with_cuts(columns, bins)
         unprotected = _guessed(columns, public.get(labels[0]))
         remarks = remarks if bought is None else [BOUGHT_NOTE]
     notes += remarks
@@ -165,6 +171,17 @@ def from_table(
         unprotected=unprotected + wanted.unprotected + federation.unprotected,
         verified=True,
     )
+
+
+def _cut(values: Any, column: Column, bins: int) -> Column:
+    """A column cut at quantiles of its own values; none of this is protected."""
+    if column.kind not in (Kind.NUMBER, Kind.DATE):
+        return replace(column, missing=True)
+    numbers = numbers_of(values, column)
+    distinct, counts = np.unique(numbers[np.isfinite(numbers)], return_counts=True)
+    edges = np.append(distinct, distinct[-1:] + 1.0)
+    cuts = cuts_at_quantiles(edges, counts.astype(np.float64), bins)
+    return replace(column, cuts=cuts, missing=column.missing or bool(cuts))
 
 
 def _labels(path: Path, label: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

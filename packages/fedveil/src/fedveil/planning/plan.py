@@ -25,7 +25,7 @@ from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.isolation import check_isolation, check_loss
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, StatisticNoise
 from fedveil.methods.parts.preflight import check_every_round
 from fedveil.planning import limits
 from fedveil.planning.resolve import context_of, distillation, fitted, pipeline_of, sampling_of
@@ -197,6 +197,8 @@ class Plan(Displayed):
 
     @cached_property
     def optimizer(self) -> Optimizer:
+        if isinstance(self.method.placement, StatisticNoise) and self.context is not None:
+            return self.method.placement.server(self.context)
         if self.method.voting is None:
             return self.method.optimizer
         return distillation(self.method.voting, self.federation, self.module)

@@ -10,7 +10,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts.method import Method, Voting
-from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, StatisticNoise
 from fedveil.planning.secure_sums import (
     check_central,
     check_masks,
@@ -37,6 +37,8 @@ def pipeline_of(method: Method, federation: Federation, module: nn.Module) -> Up
     if method.voting is not None:
         inputs = _questions(method.voting, federation)
         pipeline = replace(pipeline, ballot=Ballot(module, inputs, federation.classes))
+    if isinstance(method.placement, StatisticNoise):
+        pipeline = replace(pipeline, statistic=method.placement.statistic(federation, module))
     if method.by_examples and pipeline.weight_cap is None:
         # Dividing by the sum of weights makes any common factor vanish.
         pipeline = replace(pipeline, weight_cap=int(federation.sizes.max()))

@@ -18,7 +18,7 @@ from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.adaptive_clipping import ClipRule
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise
-from fedveil.methods.parts.noise_placement import NoisePlacement
+from fedveil.methods.parts.noise_placement import NoisePlacement, StatisticNoise
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.sampling import (
     Balanced,
@@ -174,6 +174,14 @@ class Method(Displayed):
             raise ConfigError(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
             raise ConfigError("server.smoothing: votes have no neighbours to be smoothed with")
+        if isinstance(self.placement, StatisticNoise):
+            once = self.rounds == 1 and self.cohort.scheme is Scheme.EVERYONE
+            if not once or self.smoothing is not None or self.voting is not None:
+                raise ConfigError(
+                    f"method {self.name!r}: a statistic of everybody's records is released once. "
+                    "Use training.rounds 1 and training.sampling everyone, without "
+                    "server.smoothing or votes."
+                )
         if self.placement is not None:
             self._check_protected(self.placement)
 
@@ -199,8 +207,8 @@ class Method(Displayed):
                 "noise would not cover it",
                 "protect votes with VoteNoise",
             )
-        if pipeline.granularity is not None or pipeline.ballot is not None:
-            raise ConfigError("pipeline: the plan chooses grids and ballots; leave them out")
+        if pipeline.granularity is not None or pipeline.ballot or pipeline.statistic:
+            raise ConfigError("pipeline: the plan chooses what is sent; leave grids and votes out")
         local = self.local
         if local.gradient_noise or local.gradient_grid is not None or not local.last_step_noise:
             raise ConfigError(

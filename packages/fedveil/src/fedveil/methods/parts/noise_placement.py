@@ -33,8 +33,9 @@ from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling
 from fedveil.privacy.secure_sums.aggregation import SecureSums
 from fedveil.privacy.translation import usual_adjacency
 from fedveil.training.client.local_training import LocalTraining
-from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.training.client.update_pipeline import ClientStatistic, UpdatePipeline
 from fedveil.training.models.flat import Layout
+from fedveil.training.server.optimizers import Optimizer
 
 Cohort = npt.NDArray[np.int64]
 
@@ -192,6 +193,22 @@ class SecureNoisePlacement(NoisePlacement, Protocol):
 
     def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
         """The private sum, float32 `[parameters]`, from the sum of everybody's integers."""
+        ...
+
+
+@runtime_checkable
+class StatisticNoise(NoisePlacement, Protocol):
+    """Noise on a statistic of the clients' records, which they send instead of an update.
+
+    The placement holds the statistic, so that its noise is fitted to what is sent.
+    """
+
+    def statistic(self, federation: Federation, module: nn.Module) -> ClientStatistic:
+        """Return what each client computes, for the shapes of this federation and model."""
+        ...
+
+    def server(self, context: NoiseContext) -> Optimizer:
+        """Return the server's step, from the released average to the weights of the model."""
         ...
 
 

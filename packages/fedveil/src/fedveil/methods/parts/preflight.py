@@ -20,10 +20,12 @@ from fedveil.methods.parts.noise_placement import (
     NoisePlacement,
     RoundNoise,
     SecureNoisePlacement,
+    StatisticNoise,
 )
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.noise.integers import LARGEST, SMALLEST_ROUNDED
 from fedveil.training.client.local_training import Schedule
+from fedveil.training.server.optimizers import Optimizer
 
 _FINEST = 2.0**-126  # below it single-precision numbers lose digits
 
@@ -38,18 +40,23 @@ def check_every_round(method: Method, placement: NoisePlacement, context: NoiseC
             _check(placement, context, clip, 0)
         _check(placement, rule.bit_terms(placement, context), None, 0)
     if method.voting is None:
-        _try_server(method, context)
+        optimizer = method.optimizer
+        if isinstance(placement, StatisticNoise):
+            optimizer = placement.server(context)
+        _try_server(method, optimizer, context)
 
 
-def _try_server(method: Method, context: NoiseContext) -> None:
+def _try_server(method: Method, optimizer: Optimizer, context: NoiseContext) -> None:
     """The server's steps of the first and the last round, on an update of zeros."""
-    start = update = torch.zeros(context.layout.size)
+    start = torch.zeros(context.layout.size)
+    sent = context.pipeline.statistic
+    update = start if sent is None else torch.zeros(sent.width)
     try:
         if method.smoothing is not None:
             update = method.smoothing(update, context.layout)
-        state = method.optimizer.start(start)
+        state = optimizer.start(start)
         for number in (0, method.rounds - 1):
-            _, state = method.optimizer.step(start, update, state, number)
+            _, state = optimizer.step(start, update, state, number)
     except (ArithmeticError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ConfigError(
             f"server: its step fails, so that every round would be spent for nothing: {error}"
