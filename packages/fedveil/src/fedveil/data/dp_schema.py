@@ -133,12 +133,14 @@ def buy(
     offer: Offer,
     decimal: str,
     separator: str | None = None,
+    quantity: bool = False,
 ) -> tuple[dict[str, Column], Bought]:
     """Columns of a table by name, the label included, from noisy votes alone.
 
     `clients` numbers every row's client. A label that is found to be classes becomes a category
     with names; where nobody may pick names (distributed trust) it is left out: somebody else must
-    declare them. With a separator a cell of the label names any number of classes.
+    declare them. With a separator a cell of the label names any number of classes. A label that is
+    declared to be a `quantity` is a number, however few values it has.
     """
     voters = Voters(None if offer.unit is Unit.RECORD else clients)
     randomness, width = Randomness(offer.seed), len(table)
@@ -165,6 +167,8 @@ def buy(
     # How many clients there are is taken from the offer, where it is public.
     units = len(clients) if offer.unit is Unit.RECORD else offer.shares
     columns, classes = bought_columns(table, voters, noisy, std, units, decimal, bins)
+    if quantity:
+        classes.discard(label)
     dated = label in columns and columns[label].kind is Kind.DATE
     if dated or (separator is not None and label in table):
         classes.add(label)  # a date is predicted as a class or not at all

@@ -134,12 +134,27 @@ class Range:
         if self.coarse is None:
             return np.zeros(0)
         edges, masses = self.coarse.edges, self.coarse.masses
-        level = np.linspace(edges[0], edges[-1], _EACH + 1)
         # The root lets cells with few votes have their share of edges.
         reached = np.concatenate([[0.0], np.cumsum(np.sqrt(masses))])
         within = np.interp(np.linspace(0, reached[-1], _EACH)[1:-1], reached, edges)
         zero = edges[np.abs(edges) <= _MAGNITUDES[0]]
-        return np.unique(np.concatenate([level, within, zero]))
+        return np.unique(np.concatenate([self._level(), within, zero]))
+
+    def _level(self) -> Floats:
+        """Edges of the cells that are equally wide."""
+        if self.coarse is None:
+            return np.zeros(0)
+        return np.linspace(self.coarse.edges[0], self.coarse.edges[-1], _EACH + 1)
+
+    def apart(self, votes: Floats, std: float) -> bool:
+        """Whether values lie in some of the equally wide cells with nothing between them."""
+        if self.coarse is None:
+            return False
+        starts = np.searchsorted(self.cells(), self._level()[:-1])
+        merged = np.add.reduceat(votes[: len(self.cells()) - 1], starts)
+        sizes = np.diff(np.append(starts, len(self.cells()) - 1))
+        clear = merged > _CLEAR * std * np.sqrt(sizes)
+        return bool(clear.any() and not (clear[1:] & clear[:-1]).any())
 
     def codes(self, values: Any, decimal: str) -> Ints:
         """The fine cell of every value; -1 for values outside or of another kind."""
@@ -165,9 +180,13 @@ def range_of(votes: Floats, std: float, units: int) -> Range:
         clear = np.where(masses > _CLEAR * noise, masses, 0.0)
         found = np.flatnonzero(clear)
         if len(found) and clear.sum() >= enough:
-            own = slice(found[0], found[-1] + 1)
-            histogram = Histogram(edges[found[0] : found[-1] + 2], clear[own])
-            return Range(kind, missing, histogram)
+            low, high = found[0], found[-1] + 1
+            drowned = 2 * enough - float(clear.sum())
+            if drowned > (1 - _NEARLY_ALL) * 2 * enough:
+                # Votes that do not stand out lie somewhere near: scales must not be too small.
+                low, high = max(0, low - 1), min(len(clear), high + 1)
+                clear[[low, high - 1]] += drowned / 2
+            return Range(kind, missing, Histogram(edges[low : high + 1], clear[low:high]))
     return Range(Kind.IGNORE, missing)
 
 
@@ -236,15 +255,9 @@ def bought_columns(
         column = column_of(places[name], votes, std, decimal, bins.get(name))
         if column is not None:
             columns[name] = column
-        if places[name].kind is Kind.CATEGORY or _apart(votes, std):
+        if places[name].kind is Kind.CATEGORY or places[name].apart(votes, std):
             classes.add(name)
     return columns, classes
-
-
-def _apart(votes: Floats, std: float) -> bool:
-    """Whether values lie in some bins with nothing between them."""
-    clear = votes > _CLEAR * std
-    return bool(clear.any() and not (clear[1:] & clear[:-1]).any())
 
 
 def threshold(most: int, std: float, failure: float) -> float:

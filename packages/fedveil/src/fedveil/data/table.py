@@ -109,7 +109,10 @@ def from_table(
     separator = _separator(path, labels, label_separator, public)
     known = _known_labels(path, labels, task, classes, separator)
     if public is None and offer is not None and client_column is not None:
-        public, bought = _buy(source, labels, client_column, offer, bool(known), separator)
+        quantity = task == Task.REGRESSION
+        public, bought = _buy(
+            source, labels, client_column, offer, bool(known), separator, quantity
+        )
     if public is not None:
         _check_several(path, labels, public)
         public = {**public, **known}
@@ -268,6 +271,7 @@ def _buy(
     offer: Offer,
     declared: bool,
     separator: str | None,
+    quantity: bool,
 ) -> tuple[dict[str, Column], Bought]:
     """A schema from noisy votes: every cell is read by itself, whatever its column holds."""
     path, names = path_of(source), set(column_names(source)) - {client_column}
@@ -283,7 +287,7 @@ def _buy(
     named = pc.is_valid(table.column(client_column))  # the others belong to nobody
     cells = {name: table.column(name).filter(named) for name in wanted}
     codes = _owners(table.column(client_column).filter(named)).codes
-    columns, bought = buy(cells, label, codes, offer, mark, separator)
+    columns, bought = buy(cells, label, codes, offer, mark, separator, quantity)
     found = columns.get(label)
     if found is not None and found.kind is Kind.CATEGORY and len(found.categories) < 2:
         raise ConfigError(

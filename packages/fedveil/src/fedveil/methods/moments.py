@@ -67,7 +67,7 @@ from fedveil.methods.registry import CHANGE, COLLUSION, Key, method
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyMoments
 from fedveil.privacy.noise.grid import snap_rows
-from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers, bits_for
+from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.training.client.local_training import LearningRate, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
@@ -83,15 +83,14 @@ _TARGET = 0.75  # b: length of a target
 _ONCE, _TWICE = 5, 7  # factors of squares and of mixed products: 7 / 5 is just below sqrt(2)
 _LENGTH = _ONCE * (1 + _TARGET**2 / 2)  # L
 _ROWS = 4096  # records multiplied together: exact in double precision
-_MOST_INPUTS = 4000
-_WRAP = 1e-6  # probability that the sum leaves its words: costs accuracy, not privacy
+_WIDEST = 2**24  # numbers in a vector: its rounding is then less than the 2^-12 that is counted
 _FARTHEST = 3.0  # standard deviations at which a target is cut off
 # Chosen on tables of benchmarks/own_data.py that are not among those whose results it reports.
 _RIDGE = 0.3  # times what the noise adds to the largest eigenvalue of x x'
 _STRONGER = (1.0, 3.0, 10.0, 30.0, 100.0)  # times the ridge, where noise hides the signal
 _REMAINING = 0.3  # of the noise on x x' that is thought to reach a solution
 _SMOOTH = 3.0  # weight of differences between neighbouring bins, beside the ridge
-_VISIBLE = 4.0  # standard deviations of noise that an input's square must exceed to be used
+_VISIBLE = 1.5  # standard deviations of noise that the square of an input must exceed to be used
 _EXPLAINED = 0.9  # canonical correlation of classes and inputs, squared, at most
 
 
@@ -364,16 +363,11 @@ class MomentNoise:
 
     def statistic(self, federation: Federation, module: nn.Module) -> SecondMoments:
         layer = _layer(federation, module)
-        if layer.inputs > _MOST_INPUTS:
-            raise ConfigError(
-                f"training.method: moments of {layer.inputs:,} inputs are too many numbers. Use at "
-                f"most {_MOST_INPUTS:,} inputs, or method dp-sgd."
-            )
         encoder = federation.encoder
         columns = layer.inputs if encoder is None else len(encoder.columns)
         ranged = encoder is not None and encoder.target.max is not None
         bound = 1.0 if ranged else _FARTHEST
-        return SecondMoments(
+        made = SecondMoments(
             inputs=layer.inputs,
             task=federation.task,
             outputs=layer.outputs,
@@ -381,6 +375,12 @@ class MomentNoise:
             target_bound=self.target_bound or bound,
             mean=self.unit is not Unit.RECORD,
         )
+        if made.width > _WIDEST:
+            raise ConfigError(
+                f"training.method: {layer.inputs:,} inputs have {made.width:,} moments, more than "
+                f"{_WIDEST:,}. Use fewer inputs, or method dp-sgd."
+            )
+        return made
 
     def server(self, context: NoiseContext) -> Ridge:
         encoder = context.federation.encoder
@@ -427,9 +427,8 @@ class MomentNoise:
         statistic = context.pipeline.statistic
         if not context.exact or statistic is None:
             return context.pipeline
-        # Nothing is cut: it is the longest vector that a client can send.
-        longest = Clip(_ONCE * 1.25 * self._records(context))
-        return replace(context.pipeline, clip=longest, granularity=statistic.granularity)
+        # Nothing is cut: no unit's vector is longer.
+        return replace(context.pipeline, clip=Clip(_LENGTH), granularity=statistic.granularity)
 
     def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
         statistic = self.statistic(context.federation, context.module)
@@ -464,20 +463,13 @@ class MomentNoise:
         return std(at.context) / at.grid
 
     def integers(self, at: RoundNoise) -> NoisyIntegers | None:
-        clip = at.pipeline.clip
-        if at.grid is None or clip is None or not self.secure_sum:
+        if at.grid is None or not self.secure_sum:
             return None
-        std, clients = self._share_std(at.context), fixed_cohort_size(at.context.sampling)
-        width = at.pipeline.width(at.context.layout)
-        bits = bits_for(clients, clip.norm, at.grid, std, _WRAP, width).bits
-        return NoisyIntegers(ModularGrid(at.grid, bits), std)
+        # 64 bits hold the moments of 10^10 records, whatever the noise: no data decide on a word.
+        return NoisyIntegers(ModularGrid(at.grid, 64), self._share_std(at.context))
 
     def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
         return decoded(self.integers(at), whole)
-
-    def _records(self, context: NoiseContext) -> int:
-        """How many records' vectors a client adds up; their number is public at record level."""
-        return int(context.federation.sizes.max()) if self.unit is Unit.RECORD else 1
 
     def _std(self, context: NoiseContext) -> float:
         return context.noise_multiplier * _LENGTH
