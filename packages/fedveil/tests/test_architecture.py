@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -134,3 +135,52 @@ def test_code_is_counted_without_blank_lines_comments_and_docstrings() -> None:
     text = '"""A page\n\nof text."""\n\nx = 1  # one\n# two\n\n\ndef f():\n    """Three."""\n'
     text += '    return """not\n    a docstring"""\n'
     assert lines.code_in(text) == 4
+
+
+def _asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The classes that code tests an object for, by name, with the line of the test."""
+
+    def names(node: ast.AST, line: int) -> Iterator[tuple[int, str]]:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name | ast.Attribute):
+                yield line, inner.id if isinstance(inner, ast.Name) else inner.attr
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in ("isinstance", "issubclass") and len(node.args) == 2:
+                yield from names(node.args[1], node.lineno)
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            called = (one.func for one in sides if isinstance(one, ast.Call))
+            if any(isinstance(one, ast.Name) and one.id == "type" for one in called):
+                for side in sides:
+                    yield from names(side, node.lineno)
+        elif isinstance(node, ast.MatchClass):
+            yield from names(node.cls, node.lineno)
+
+
+def test_nobody_asks_what_kind_a_noise_or_a_clip_rule_is() -> None:
+    """They answer for themselves; only files that define one may know another."""
+    paths = sorted(ROOT.glob("packages/*/src/**/*.py"))
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    bases = {
+        (path, node.name): {getattr(base, "id", None) for base in node.bases}
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    known, count = {"NoisePlacement", "ClipRule"}, 0
+    while len(known) > count:
+        count = len(known)
+        known |= {name for (_, name), above in bases.items() if above & known}
+    assert {"CentralNoise", "ConvexNoise", "StepBound", "AdaptiveClipping"} <= known
+    homes = {path for (path, name) in bases if name in known}
+    found = [
+        f"{path.name}:{line} asks for {name}"
+        for path, tree in trees.items()
+        for line, name in _asked(tree)
+        if name in known and path not in homes
+    ]
+    assert found == []
+    bad = "isinstance(x, A | m.B); type(x) is C\nmatch x:\n    case D(): pass"
+    assert {name for _, name in _asked(ast.parse(bad))} >= set("ABCD")  # it can fail

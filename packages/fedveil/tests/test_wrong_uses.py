@@ -16,9 +16,9 @@ import fedveil as fv
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Entropy
 from fedveil.data.dp_schema import Bought, Offer
-from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.correlated import FactorKind
+from fedveil.run.sums import update_sum
 from fedveil.training.server.averaging import Average, Averaged
 from fedveil.training.server.smoothing import Order
 
@@ -84,10 +84,8 @@ def test_what_is_drawn_is_what_is_accounted_when_noise_is_named_by_a_word(word: 
     plan = planned(chosen)
     (release,) = plan.releases(1)
     assert type(release.mechanism).__name__.lower() == word
-    at = RoundNoise(plan.context, plan.pipeline)
-    nothing = torch.zeros(20_000, dtype=torch.int64)
-    this_round = fv.RoundContext(0, np.arange(3), Randomness(1))
-    drawn = chosen.placement.protect(at, nothing, this_round).double()
+    nothing, cohort = torch.zeros(20_000, dtype=torch.int64), np.arange(3)
+    drawn = update_sum(plan, 0, cohort, Randomness(1), {}).protect(nothing, cohort).double()
     peaked = float((drawn**4).mean() / (drawn**2).mean() ** 2)  # 3 or 6, give or take 0.1 or 0.6
     assert abs(peaked - (3 if word == "gaussian" else 6)) < 1.5
 
@@ -98,9 +96,9 @@ def test_noise_is_as_large_as_accounted_whatever_type_its_number_has(kind: type[
     clip, given = 0.777, kind(1.1)
     plan = planned(made(clip=fv.Clip(clip)), budget=fv.Budget(noise_multiplier=given))
     assert plan.guarantee is not None
-    assert plan.context is not None
+    assert plan.noise is not None
     (release,) = plan.guarantee.releases
-    std = RoundNoise(plan.context, plan.method.pipeline, 0).scale
+    std = plan.noise.at().scale
     assert std == release.mechanism.noise_multiplier * clip == float(given) * clip
 
 

@@ -248,7 +248,7 @@ def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) 
     [
         (("[budget]", "budget = 3\n[bdget]"), "say what a run may cost"),
         (("epsilon = 50.0", "epsilon = -1.0"), "lifetime.epsilon = -1.0: need a number above 0"),
-        (('"record", "client"', '"patient"'), "unknown 'patient'; there are record, client"),
+        (('"record", "client"', '"patient"'), "unknown 'patient'; there are record, person"),
         (("[show]", '[ask]\nhubs = ["..."]\n[show]'), "ask.hubs names others than this"),
         (("[show]", "[show"), "not valid TOML"),
     ],

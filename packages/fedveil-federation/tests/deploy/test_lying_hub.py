@@ -122,6 +122,10 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
         r"the hub states epsilon 0\.1 .* this site computes",
     ),
     "a simulation": (lambda d: replace(d, recipe={**d.recipe, "seed": 1}), "simulation"),
+    "a part that the hub vouches for": (
+        lambda d: set_in(d, "privacy", trusted_parts=["hub.noise:Silent"]),
+        "privacy.trusted_parts",
+    ),
     "a sum without masks": (
         lambda d: set_in(d, "aggregation", secure="ideal"),
         "aggregation.secure: across machines sums are masked; set it to 'masked'",
@@ -137,6 +141,10 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
     "a look at the site's disk for a start": (
         lambda d: set_in(d, "model", start="/etc/passwd"),
         "model.start names a file, and not its SHA-256",
+    ),
+    "a network of the hub's choice": (
+        lambda d: set_in(d, "model", backbone="os:getcwd"),
+        "model.backbone",
     ),
     "weights of unknown origin": (
         lambda d: set_in(d, "model", start="5a" * 32),

@@ -39,7 +39,7 @@ class Vectors:
     def row(self, client: int) -> torch.Tensor:
         return torch.from_numpy(np.random.default_rng(client).integers(-(2**40), 2**40, self.width))
 
-    def share(self, client, row):
+    def upload(self, client, row):
         self.asked.append(client)
         return row + client
 

@@ -19,7 +19,7 @@ import torch
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency
 from fedveil.methods.parts import noise_placement
-from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.plan import Plan
@@ -258,14 +258,14 @@ def _weighted_after_the_clip() -> tuple[Patch, ...]:
 
 
 def _bare_bits() -> Patch:
-    real = PrivateSum.protect
+    real = RoundNoise.protect
 
-    def protect(self: PrivateSum, total: Any, clients: Any) -> Any:
+    def protect(self: RoundNoise, total: Any, clients: Any) -> Any:
         if self.purpose == COUNT:
             return total * (self.pipeline.granularity or 1.0)
         return real(self, total, clients)
 
-    return PrivateSum, "protect", protect
+    return RoundNoise, "protect", protect
 
 
 def _small_shares() -> Patch:

@@ -15,7 +15,7 @@ from fedveil.data.sources import load
 from fedveil.methods.client_noise import client_noise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme
-from fedveil.methods.parts.noise_placement import Noise, RoundContext, RoundNoise
+from fedveil.methods.parts.noise_placement import Noise
 from fedveil.planning.plan import Budget, plan
 from fedveil.training.client.local_training import LearningRate, LocalTraining
 from fedveil.training.models.zoo import build
@@ -49,9 +49,9 @@ def test_sums_of_noise_have_one_law_however_they_are_drawn(noise: Noise) -> None
     context = replace(made.context, arithmetic=Arithmetic.IDEALISED)
 
     def drawn(placement: LocalNoise, seed: int) -> np.ndarray:
-        occasions = (RoundContext(number, cohort, Randomness(seed)) for number in range(10))
-        at = RoundNoise(context, placement.pipeline(context, None))
-        return np.concatenate([placement.protect(at, zeros, each).numpy() for each in occasions])
+        at = replace(placement.fit(context).at(), cohort=cohort, randomness=Randomness(seed))
+        rounds = (replace(at, round_number=number) for number in range(10))
+        return np.concatenate([each.protect(zeros, cohort).numpy() for each in rounds])
 
     assert ks_2samp(drawn(together, 1), drawn(alone, 2)).pvalue > 1e-4
 

@@ -36,6 +36,7 @@ from fedveil.methods.laplacian_smoothing import dp_fed as dp_fed
 from fedveil.methods.laplacian_smoothing import laplacian_smoothing as laplacian_smoothing
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise as CentralNoise
+from fedveil.methods.parts.clip_rule import ClipRule as ClipRule
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise as CorrelatedNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise as DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise as GradientNoise
@@ -47,7 +48,7 @@ from fedveil.methods.parts.method import Voting as Voting
 from fedveil.methods.parts.noise_placement import Noise as Noise
 from fedveil.methods.parts.noise_placement import NoiseContext as NoiseContext
 from fedveil.methods.parts.noise_placement import NoisePlacement as NoisePlacement
-from fedveil.methods.parts.noise_placement import RoundContext as RoundContext
+from fedveil.methods.parts.noise_placement import RoundNoise as RoundNoise
 from fedveil.methods.recipes.sections import Recipe as Recipe
 from fedveil.methods.registry import Key as Key
 from fedveil.methods.registry import method as method

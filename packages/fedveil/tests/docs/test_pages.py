@@ -19,6 +19,7 @@ FOLLOWED = {
     "extending.md": "packages/fedveil/tests/test_extending.py",
     "extending/engine.md": "packages/fedveil/tests/engines/test_extending.py",
     "extending/mechanism.md": "packages/fedveil/tests/privacy/test_outside_mechanism.py",
+    "extending/noise.md": "packages/fedveil/tests/methods/test_outside_noise.py",
 }
 # What is not run, and why; parsers must accept it all the same.
 _MINUTES, _MACHINES = "takes minutes", "needs processes that stay: tests/deploy, `make demo`"

@@ -60,9 +60,8 @@ def planned(
         return plan(method, data, model, seed=SEED)
     budget = Budget(noise_multiplier=noise or 0.7)
     made = plan(method, data, model, budget=budget, seed=SEED, arithmetic=arithmetic)
-    if noise == 0 and made.context is not None:
-        context = replace(made.context, noise_multiplier=0.0)
-        return replace(made, context=context, delta=None)
+    if noise == 0:
+        return replace(made, noise_multiplier=0.0, delta=None)
     return made
 
 

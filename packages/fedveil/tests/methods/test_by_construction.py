@@ -21,7 +21,7 @@ from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme
-from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext
+from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian
@@ -55,7 +55,7 @@ def test_sums_are_divided_by_a_number_that_no_cohort_changes() -> None:
     total = torch.full((made.layout.size,), 1 << 20, dtype=torch.int64)
     found = []
     for cohort in (np.arange(n) for n in (0, 1, 12)):
-        updates = update_sum(made, RoundContext(0, cohort, Randomness(1)), {})
+        updates = update_sum(made, 0, cohort, Randomness(1), {})
         private = updates.protect(total, cohort)
         found.append(private / divisor(made, updates.pipeline, cohort))
     assert torch.equal(found[0], found[1])

@@ -9,7 +9,6 @@ import torch
 
 from fedveil.core.errors import ConfigError
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
@@ -83,11 +82,10 @@ def test_the_noise_on_a_count_is_what_is_accounted(sampling: str) -> None:
     """One client moves it by a half: its std is half of five times the updates' multiplier."""
     chosen = recipe(f"training.sampling={sampling}", "data.clients=20", "privacy.epsilon=2")
     made = plan_of(chosen, federation_of(chosen.data))
-    rule, placement, context = made.method.clip_rule, made.method.placement, made.context
-    assert isinstance(rule, AdaptiveClipping)
-    assert placement is not None
-    assert context is not None
-    count = rule.count_noise(placement, RoundNoise(context, context.pipeline))
+    assert isinstance(made.method.clip_rule, AdaptiveClipping)
+    assert made.noise is not None
+    count = made.noise.at().count
+    assert count is not None
     z = made.noise_multiplier or 0.0
     assert count.scale == pytest.approx(5 * z / 2, rel=1e-12)
     (release,) = made.releases(1)
@@ -111,8 +109,8 @@ def test_the_clip_follows_short_updates_and_no_long_ones(rate: float, falls: boo
 def test_no_clip_above_the_highest_is_ever_in_use() -> None:
     rule = AdaptiveClipping(Clip(0.8), highest=1.0)
     assert max(clip.norm for clip in rule.clips()) <= 1.0
-    assert not rule.allows(1.001)
-    assert rule.allows(1.0)
+    assert rule.state_at(1.001) is None
+    assert rule.state_at(1.0) is not None
     state, _ = rule.follow(-500.0, 1000.0, Clip(0.8), {})
     for _ in range(20):
         state, _ = rule.follow(-500.0, 1000.0, Clip(0.8), state)

@@ -19,6 +19,7 @@ from fedveil.privacy.correlated import ONE, CorrelatedGaussian
 from fedveil.privacy.noise import correlated
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
+from fedveil.run.sums import update_sum
 
 JOB = [
     *("data.clients=20", "training.rounds=12", "training.cohort=4", "training.local_steps=2"),
@@ -57,10 +58,8 @@ def test_a_plan_takes_as_many_bands_as_turns_are_apart_and_costs_what_it_says() 
     assert 1.99 < guarantee.epsilon <= 2
     independent = planned("privacy.epsilon=2", "privacy.bands=1").noise_multiplier
     assert independent is not None
-    placement = plan.method.placement
-    assert isinstance(placement, fv.CorrelatedNoise)
-    assert plan.context is not None
-    assert law.noise_multiplier * placement.noise_ratio(plan.context) < 0.75 * independent
+    assert plan.noise is not None
+    assert law.noise_multiplier * plan.noise.noise_ratio < 0.75 * independent
 
 
 @pytest.mark.parametrize("arithmetic", ["idealised", "exact"])
@@ -189,12 +188,7 @@ def test_momentum_reaches_the_factor() -> None:
 
 def test_noise_without_a_memory_is_not_drawn() -> None:
     """An audit or a tool that has no memory to offer must not get independent noise for it."""
-    from fedveil.methods.parts.noise_placement import RoundContext, RoundNoise
-
-    plan = planned()
-    assert plan.context is not None
-    assert plan.method.placement is not None
-    alone = RoundContext(0, np.arange(4), plan.randomness)
-    at = RoundNoise(plan.context, plan.pipeline)
+    plan, alone = planned(), np.arange(4)
+    updates = update_sum(plan, 0, alone, plan.randomness, {})
     with pytest.raises(RuntimeError, match="memory"):
-        plan.method.placement.protect(at, torch.zeros(plan.layout.size), alone)
+        updates.protect(torch.zeros(plan.layout.size), alone)

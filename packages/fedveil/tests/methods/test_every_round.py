@@ -14,22 +14,24 @@ from hypothesis import strategies as st
 from tests.methods.reference import federation
 
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Arithmetic, Trust
 from fedveil.methods.client_noise import client_noise
 from fedveil.methods.ddgauss import ddgauss
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping, StepBound
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.clip_rule import StepBound
 from fedveil.methods.parts.distributed_noise import DistributedNoise
-from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.gradient_noise import ConvexNoise, GradientNoise
 from fedveil.methods.parts.method import CohortRule, Method, Scheme
-from fedveil.methods.parts.noise_placement import Noise, RoundNoise, SecureNoisePlacement
+from fedveil.methods.parts.noise_placement import Noise
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.gradient_perturbation import GridGradients
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.run.run import Run
-from fedveil.run.sums import pipeline_in
+from fedveil.run.sums import pipeline_in, update_sum
 from fedveil.training.client.local_training import LearningRate, LocalTraining, Schedule
 from fedveil.training.models.zoo import build
 from fedveil.training.server.smoothing import Smoothing
@@ -68,11 +70,8 @@ def accounted(made: Plan) -> DiscreteGaussianSum | GridGradients:
 
 def used(made: Plan, number: int, state: dict[str, torch.Tensor]) -> tuple[float, float, float]:
     """Clip, grid and share of noise of a round, from the objects that take its sum."""
-    placement, context = made.method.placement, made.context
-    assert isinstance(placement, SecureNoisePlacement)
-    assert context is not None
-    pipeline = pipeline_in(made, number, state)
-    integers = placement.integers(RoundNoise(context, pipeline, number))
+    updates = update_sum(made, number, np.zeros(0, np.int64), Randomness(0), state)
+    pipeline, integers = updates.pipeline, updates.integers
     assert integers is not None
     assert pipeline.clip is not None
     assert pipeline.granularity == integers.grid.granularity
@@ -136,17 +135,13 @@ def test_clients_with_rates_of_their_own_have_no_certificate(sizes: tuple[int, .
         sizes=sizes,
         input_norm=1.0,
     )
-    placement, context = planned.method.placement, planned.context
-    assert isinstance(placement, GradientNoise)
-    assert context is not None
     alike = len(set(sizes)) == 1
-    assert placement.proof(context) is (Proof.CONVEX if alike else Proof.ALONE)
+    assert type(planned.noise) is (ConvexNoise if alike else GradientNoise)
     # At a constant rate all clients move alike, however many steps they take.
     steady = replace(local, learning_rate=LearningRate(0.3))
     method = gradient_noise(rounds=ROUNDS, cohort=EVERYONE, local=steady, clip_norm=CLIP)
     constant = made(method, sizes=sizes, input_norm=1.0)
-    assert constant.context is not None
-    assert placement.proof(constant.context) is Proof.CONVEX
+    assert type(constant.noise) is ConvexNoise
     if not alike:
         slow, fast = (FALLING["inverse"].of_round(9, steps) for steps in (6, 4))
         assert sum(fast[:2]) / slow[-1] > sum(slow[:2]) / slow[-1] * 1.2
@@ -194,12 +189,10 @@ def test_noise_follows_the_bound_of_every_round(rate: LearningRate, noise: Noise
     local = LocalTraining(rate, steps=3)
     method = client_noise(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP, noise=noise)
     planned = made(method)
-    placement, context = planned.method.placement, planned.context
-    assert placement is not None
-    assert context is not None
+    assert planned.noise is not None
     for number in range(ROUNDS):
-        pipeline = pipeline_in(planned, number, {})
-        steps = placement.noise_steps(RoundNoise(context, pipeline, number))
+        updates = update_sum(planned, number, np.zeros(0, np.int64), Randomness(0), {})
+        pipeline, steps = updates.pipeline, planned.noise.noise_steps(updates)
         assert pipeline.clip is not None
         assert pipeline.granularity is not None
         assert steps is not None

@@ -20,7 +20,7 @@ from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
 from fedveil.methods.parts.certificate import non_expansive
 from fedveil.methods.parts.distributed_noise import DistributedNoise
-from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.gradient_noise import ConvexNoise, GradientNoise, OneStepNoise
 from fedveil.methods.parts.method import CohortRule, Method, Scheme
 from fedveil.methods.parts.noise_placement import Noise, NoiseContext
 from fedveil.methods.parts.noisy_votes import VoteNoise
@@ -79,11 +79,8 @@ def hu_method(steps: int, clip: float, rate: float = 0.05, **fields: object) -> 
     return gradient_noise(**chosen)  # type: ignore[arg-type]
 
 
-def proof_of(planned: Plan) -> Proof:
-    placement = planned.method.placement
-    assert isinstance(placement, GradientNoise)
-    assert planned.context is not None
-    return placement.proof(planned.context)
+def proof_of(planned: Plan) -> type:
+    return type(planned.noise)
 
 
 def check(planned: Plan, mu: float, unit: Unit, trust: Trust) -> None:
@@ -99,14 +96,14 @@ def check(planned: Plan, mu: float, unit: Unit, trust: Trust) -> None:
 @pytest.mark.parametrize("secure", [True, False])
 def test_hu_variant_1_undivided_for_any_model(secure: bool) -> None:
     planned = made(hu_method(6, 0.5, secure_sum=secure), model="mlp")  # e = ceil(6 / 4) = 2
-    assert proof_of(planned) is Proof.ALONE
+    assert proof_of(planned) is GradientNoise
     check(planned, math.sqrt(3 * 2) * 2, Unit.RECORD, Trust.LOCAL)
 
 
 @pytest.mark.parametrize("colluders", [0, 4])
 def test_hu_variant_2_one_step_counts_honest_shares(colluders: int) -> None:
     planned = made(hu_method(1, 0.5, colluders=colluders), model="mlp")
-    assert proof_of(planned) is Proof.ONE_STEP
+    assert proof_of(planned) is OneStepNoise
     mu = math.sqrt(3) * 2 / math.sqrt(CLIENTS - colluders)
     check(planned, mu, Unit.RECORD, Trust.DISTRIBUTED)
 
@@ -116,7 +113,7 @@ def test_hu_variant_2_one_step_counts_honest_shares(colluders: int) -> None:
 def test_hu_variant_3_convex_steps(classes: int, clip: float, colluders: int) -> None:
     """mu = 2 e / z * min(1 / sqrt(e), 1 / sqrt(h)), e = 2."""
     planned = made(hu_method(6, clip, colluders=colluders), classes=classes, input_norm=2.0)
-    assert proof_of(planned) is Proof.CONVEX
+    assert proof_of(planned) is ConvexNoise
     mu = math.sqrt(3) * 2 * 2 / math.sqrt(CLIENTS - colluders)
     check(planned, mu, Unit.RECORD, Trust.DISTRIBUTED)
 
@@ -157,7 +154,7 @@ def test_without_a_certificate_nothing_is_divided(
     method: Method, classes: int, norm: float | None
 ) -> None:
     planned = made(method, classes=classes, input_norm=norm)
-    assert proof_of(planned) is Proof.ALONE
+    assert proof_of(planned) is GradientNoise
     assert planned.guarantee is not None
     assert planned.guarantee.trust is Trust.LOCAL
 
@@ -165,7 +162,7 @@ def test_without_a_certificate_nothing_is_divided(
 def test_momentum_voids_the_certificate() -> None:
     method = hu_method(6, 0.5)
     method = replace(method, local=replace(method.local, momentum=0.5))
-    assert proof_of(made(method, classes=2, input_norm=2.0)) is Proof.ALONE
+    assert proof_of(made(method, classes=2, input_norm=2.0)) is GradientNoise
 
 
 def test_dp_sgd_counts_the_cohort_and_not_the_population() -> None:

@@ -27,13 +27,12 @@ from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme, Voting
-from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext, RoundNoise
+from fedveil.methods.parts.noise_placement import Drawn, Noise, NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
-from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.secure_sums.aggregation import COUNT
+from fedveil.run.sums import update_sum
 from fedveil.training.client.local_training import LearningRate, LocalTraining
 from fedveil.training.client.rotation import Rotation
 from fedveil.training.engines.choose import build_engine
@@ -57,17 +56,11 @@ UPDATES: dict[str, tuple[NoisePlacement, float]] = {
 
 def released(made: Plan, count: int) -> np.ndarray:
     """What leaves when everybody's contribution is zero, [count, width]."""
-    assert made.context is not None
-    assert made.method.placement is not None
     kind = torch.float64 if made.pipeline.granularity is None else torch.int64
-    nothing = torch.zeros(made.pipeline.width(made.layout), dtype=kind)
+    nothing, clients = torch.zeros(made.pipeline.width(made.layout), dtype=kind), np.arange(N)
     rows = [
-        made.method.placement.protect(
-            RoundNoise(made.context, made.pipeline, round_number),
-            nothing,
-            RoundContext(round_number, np.arange(N), Randomness(SEED)),
-        ).numpy()
-        for round_number in range(count)
+        update_sum(made, number, clients, Randomness(SEED), {}).protect(nothing, clients).numpy()
+        for number in range(count)
     ]
     return np.array(rows, dtype=float)
 
@@ -97,6 +90,36 @@ def test_noise_on_updates(placement: NoisePlacement, factor: float, arithmetic: 
     )
     kurtosis = 6.0 if order == 1 else 3.0
     check_std(released(made, 2500 if order == 1 else 800), Z * C * factor, kurtosis)
+
+
+@pytest.mark.parametrize("tracked", [False, True], ids=["updates", "counts"])
+@pytest.mark.parametrize("placement", [p for p, _ in UPDATES.values()], ids=UPDATES.keys())
+def test_uploads_across_machines_sum_to_what_one_machine_releases(
+    placement: NoisePlacement, tracked: bool
+) -> None:
+    """Bit for bit: `decode` of all `upload`s is `protect` of the sum, whoever draws the noise."""
+    order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2
+    clip = Clip(C, order)
+    method = dp_fedavg(
+        rounds=2,
+        cohort=EVERYONE,
+        local=rule(),
+        clip=clip,
+        placement=placement,
+        tracking=AdaptiveClipping(clip) if tracked else None,
+    )
+    made = planned(method, Z, Arithmetic.EXACT)
+    at = update_sum(made, 1, np.arange(N), Randomness(SEED), {})
+    if tracked:
+        assert at.count is not None
+        at = at.count
+    rows = np.random.default_rng(SEED).integers(-(2**12), 2**12, (N, at.width))
+    sent = sum(at.upload(client, row) for client, row in enumerate(rows))
+    together = at.protect(torch.from_numpy(rows.sum(axis=0)), at.cohort)
+    assert torch.equal(at.decode(sent), together)
+    assert made.noise is not None
+    trusted = made.noise.drawn is Drawn.BY_SERVER
+    assert np.array_equal(at.upload(0, rows[0]), rows[0]) == trusted  # bare only for a trusted one
 
 
 @pytest.mark.parametrize("arithmetic", Arithmetic)
@@ -142,8 +165,6 @@ def test_noise_on_votes(trust: Trust, arithmetic: Arithmetic) -> None:
 
 def noisy_updates(made: Plan, count: int) -> np.ndarray:
     """Released sums of rounds that start at the same weights, [count, parameters]."""
-    assert made.context is not None
-    assert made.method.placement is not None
     job = Job(
         made.federation, made.module, made.layout, made.local, made.pipeline, Randomness(SEED)
     )
@@ -152,10 +173,8 @@ def noisy_updates(made: Plan, count: int) -> np.ndarray:
     for round_number in range(count):
         cohort = np.arange(N)
         result = sum_of(engine, RoundRequest(made.start, cohort, round_number, made.pipeline))
-        this_round = RoundContext(round_number, cohort, Randomness(SEED))
-        at = RoundNoise(made.context, made.pipeline, round_number)
-        released = made.method.placement.protect(at, result.total, this_round)
-        rows.append(released.numpy())
+        updates = update_sum(made, round_number, cohort, Randomness(SEED), {})
+        rows.append(updates.protect(result.total, cohort).numpy())
     return np.array(rows, dtype=float)
 
 
@@ -221,16 +240,10 @@ def test_the_tracked_count_is_noisy_and_accounted(
 
 def counted(made: Plan, tracking: AdaptiveClipping, norms: torch.Tensor, number: int) -> float:
     """The noisy count of a round, as a sum that is taken in the open releases it."""
-    placement, context = made.method.placement, made.context
-    assert placement is not None
-    assert context is not None
-    at = RoundNoise(context, replace(made.pipeline, clip=Clip(C)), number)
-    own = tracking.count_noise(placement, at)
-    halves = tracking.halves(own, at.clip, norms)
-    bits = RoundContext(number, np.arange(N), Randomness(SEED), COUNT)
-    counts = PrivateSum(placement, own.context, own.pipeline, bits, own.context.layout)
-    total = counts.protect(halves.sum(dim=0), bits.cohort)
-    return float(total)
+    counts = update_sum(made, number, np.arange(N), Randomness(SEED), {}).count
+    assert counts is not None
+    halves = tracking.halves(counts, Clip(C), norms)
+    return float(counts.protect(halves.sum(dim=0), counts.cohort))
 
 
 def test_a_tracked_clip_finds_the_quantile_of_the_norms() -> None:

@@ -10,7 +10,6 @@ from tests.methods.reference import federation
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency
-from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import plan_of
 from fedveil.planning.plan import Plan
@@ -32,7 +31,7 @@ def planned(clients: int, *assignments: str, seed: int | None = None) -> Plan:
 def released(plan: Plan, total: int) -> np.ndarray:
     """What a sum of `total` grid steps in every coordinate becomes, with noise from one seed."""
     sums, cohort = torch.full((plan.layout.size,), total, dtype=torch.int64), np.arange(2)
-    updates = update_sum(plan, RoundContext(0, cohort, Randomness(5)), {})
+    updates = update_sum(plan, 0, cohort, Randomness(5), {})
     private = updates.protect(sums, cohort)
     return (private / divisor(plan, updates.pipeline, cohort)).numpy()
 

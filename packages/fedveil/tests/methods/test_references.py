@@ -287,12 +287,10 @@ def test_ddgauss() -> None:
     """Dense matrices instead of the fast transform, integers instead of tensors."""
     c = 0.2
     made = planned(ddgauss(rounds=ROUNDS, cohort=BALANCED, local=rule(), clip=Clip(c)), 2.0)
-    assert made.context is not None
     assert made.pipeline.granularity is not None
-    placement = made.method.placement
-    assert isinstance(placement, DistributedNoise)
+    assert isinstance(made.noise, DistributedNoise)
     d, width, n = CLASSES * FEATURES + CLASSES, 32, 4
-    grid = placement.grid(made.context, Clip(c))
+    grid = made.noise.grid(Clip(c))
     g, modulus, s = grid.granularity, 2**grid.bits, 2.0 * c / math.sqrt(n)
     (release,) = made.releases(ROUNDS)
     assert release.mechanism == DiscreteGaussianSum(c, g, s, n, width, math.exp(-0.5))

@@ -161,7 +161,7 @@ def test_refused_with_the_reason_and_what_would_work(
 
 
 def test_epochs_over_batches_take_as_many_steps_as_there_are_data() -> None:
-    from fedveil.methods.parts.adaptive_clipping import StepBound
+    from fedveil.methods.parts.clip_rule import StepBound
     from fedveil.training.client.local_training import LearningRate, LocalTraining
 
     epochs = LocalTraining(LearningRate(0.1), epochs=2, batch_size=3)

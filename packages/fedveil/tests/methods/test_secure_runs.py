@@ -17,8 +17,6 @@ from fedveil.cli import main
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.noise_placement import RoundNoise, SecureNoisePlacement
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.plan import Plan
@@ -164,12 +162,10 @@ def test_a_tracked_clip_is_counted_over_survivors_with_noise_of_its_own() -> Non
     norms = sum_of(run.engine, RoundRequest(plan.start, survivors, 0, plan.pipeline)).norms
     assert plan.pipeline.clip is not None
     halves = sum(0.5 if norm <= plan.pipeline.clip.norm else -0.5 for norm in norms)
-    assert plan.context is not None
-    assert isinstance(plan.method.clip_rule, AdaptiveClipping)
-    assert isinstance(plan.method.placement, SecureNoisePlacement)
-    at = RoundNoise(plan.context, plan.pipeline)
-    own = plan.method.clip_rule.count_noise(plan.method.placement, at)
-    integers = plan.method.placement.integers(own)
+    assert plan.noise is not None
+    count = plan.noise.at().count
+    assert count is not None
+    integers = count.integers
     assert integers is not None
     std, grid = integers.share_std, integers.grid.granularity
     assert std * math.sqrt(12) == pytest.approx(0.2 * 12)  # clip_noise, as a share of the cohort
@@ -422,9 +418,8 @@ def test_words_of_earlier_recipes_are_still_understood(earlier: str, now: str) -
 
 def test_masks_refuse_updates_that_are_made_no_integers_later() -> None:
     plan = plan_for(UPDATES, secure="masked")
-    assert plan.context is not None
     with pytest.raises(ConfigError, match="masks hide integers"):
-        replace(plan, context=replace(plan.context, arithmetic=Arithmetic.IDEALISED))
+        replace(plan, arithmetic=Arithmetic.IDEALISED)
 
 
 def test_secure_aggregation_in_one_word_chooses_distributed_trust() -> None:
@@ -437,7 +432,7 @@ def test_secure_aggregation_in_one_word_chooses_distributed_trust() -> None:
     masked = recipes.with_defaults(recipes.parse(table, ["aggregation=full"]))
     assert masked.aggregation.secure == "masked"
     plan = plan_of(short, FEDERATION)
-    assert isinstance(plan.method.placement, SecureNoisePlacement)
+    assert plan.secure_sums is not None
     assert plan.guarantee is not None
     assert plan.guarantee.trust == "distributed"
 

@@ -20,7 +20,7 @@ from fedveil.data.federation import Examples, Federation, Task
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.gradient_noise import gradient_noise
 from fedveil.methods.parts.certificate import input_norm
-from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.gradient_noise import ConvexNoise, GradientNoise
 from fedveil.methods.parts.isolation import check_isolation, known_apart
 from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.planning.plan import Budget, plan
@@ -140,10 +140,7 @@ def test_any_other_module_gets_no_certificate(make: Callable[[], nn.Module]) -> 
         planned = plan(method, DATA, model, budget=Budget(noise_multiplier=1.0), seed=1)
     except (FedveilError, RuntimeError):  # of a module that cannot be trained at all
         return
-    placement = planned.method.placement
-    assert isinstance(placement, GradientNoise)
-    assert planned.context is not None
-    assert placement.proof(planned.context) is Proof.ALONE
+    assert type(planned.noise) is GradientNoise
 
 
 def test_global_hooks_void_the_certificate() -> None:
@@ -164,12 +161,10 @@ def test_sequences_have_no_certificate() -> None:
     planned = plan(
         method, DATA, Linear(FEATURES, 2, 1.0), budget=Budget(noise_multiplier=1.0), seed=1
     )
-    placement, context = planned.method.placement, planned.context
-    assert isinstance(placement, GradientNoise)
-    assert context is not None
-    assert placement.proof(context) is Proof.CONVEX
-    sequence = replace(context, federation=_as_sequence(DATA))
-    assert placement.proof(sequence) is Proof.ALONE
+    assert planned.noise is not None
+    assert type(planned.noise) is ConvexNoise
+    sequence = replace(planned.noise.facts, federation=_as_sequence(DATA))
+    assert type(planned.noise.fit(sequence)) is GradientNoise
 
 
 def _as_sequence(data: Federation) -> Federation:

@@ -174,12 +174,12 @@ class Recorder:
         draw = Draw(entered, std, granularity, laplace=laplace)
         return self.noisy(key, draw, std) - entered + total
 
-    def correlate(self, placement: CorrelatedNoise, at: RoundNoise, total, this_round) -> Any:
+    def correlate(self, noise: CorrelatedNoise, at: RoundNoise, total) -> Any:
         """Around `CorrelatedNoise.protect`: what it is given, and what it says it will release."""
-        self._sums[this_round.round_number] = total.numpy().copy()
-        (said,) = placement.releases(at.context, at.context.rounds)
+        self._sums[at.round_number] = total.numpy().copy()
+        (said,) = noise.releases(noise.facts.rounds)
         self._correlated = said.mechanism.factor, at.grid
-        return self._real.correlate(placement, at, total, this_round)
+        return self._real.correlate(noise, at, total)
 
     def fresh_noise(self, stream: Tagged, count: int, steps: float) -> Ints:
         """In the place of `fresh_noise`: what makes C x + g the same in every world."""

@@ -137,9 +137,7 @@ def _given(case: Case, planned: Plan, recorder: Recorder) -> Any:
     if not case.given:
         return None
     if case.given == "quiet":
-        context = planned.context
-        quiet = replace(context, noise_multiplier=context.noise_multiplier / 100)
-        planned = replace(planned, context=quiet)
+        planned = replace(planned, noise_multiplier=planned.noise_multiplier / 100)
     job = job_of(planned, planned.randomness)
     if case.given == "together":
         job = replace(job, isolated=False)
@@ -214,8 +212,8 @@ _LOSSES = {"huber": _huber, "fragile": _fragile}
 def _same_plan(made: Plan, federation: Federation) -> Plan:
     """This plan, derived numbers and all, with other data in it."""
     other = copy.copy(made)
-    context = replace(made.context, federation=federation)
-    settle(other, federation=federation, context=context)
+    noise = made.noise.fit(replace(made.noise.facts, federation=federation))
+    settle(other, federation=federation, noise=noise)
     vars(other).pop("optimizer", None)  # of votes, it holds the public examples
     return other
 

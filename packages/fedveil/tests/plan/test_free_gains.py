@@ -19,8 +19,8 @@ def settings(*assignments: str) -> tuple[list[str], float]:
     chosen = recipes.with_defaults(recipes.parse({"seed": 1}, ["privacy.epsilon=4", *assignments]))
     plan = plan_of(chosen, federation_of(chosen.data))
     noise = plan.noise_multiplier or 0.0
-    ratio = getattr(plan.method.placement, "noise_ratio", lambda _: 1.0)(plan.context)
-    return [gain.setting for gain in free_gains(chosen, plan)], noise * ratio
+    assert plan.noise is not None
+    return [gain.setting for gain in free_gains(chosen, plan)], noise * plan.noise.noise_ratio
 
 
 def test_what_is_left_out_is_proposed_and_what_is_there_is_not() -> None:

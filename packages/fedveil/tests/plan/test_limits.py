@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedveil as fv
-from fedveil.methods.parts.noise_placement import RoundContext, RoundNoise
+from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.privacy.guarantee import Guarantee
 
 
@@ -19,7 +19,7 @@ from fedveil.privacy.guarantee import Guarantee
 class Quieter(fv.CentralNoise):
     """Says that it adds noise, and adds none."""
 
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
         return torch.zeros(len(total))
 
 

@@ -14,10 +14,10 @@ from tests.plan.pilots import small_recipe, trials_of
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
-from fedveil.methods.parts.noise_placement import RoundContext, RoundNoise
 from fedveil.planning.assemble import federation_of, method_of, plan_of
 from fedveil.planning.plan import Budget, quick_noise
 from fedveil.run.run import Run
+from fedveil.run.sums import update_sum
 from fedveil.tune import trials as proxy_trials
 from fedveil.tune.proxy import Proxy
 from fedveil.tune.trials import (
@@ -90,11 +90,12 @@ def test_one_draw_has_the_law_of_all_clients_draws(noise: str) -> None:
     recipe = small_recipe(**LOCAL, privacy__noise=noise)
     federation = federation_of(recipe.data)
     plain, quick = plan_of(recipe, federation), trial_plan(recipe, federation, 1.0, seed=1)
-    this_round = RoundContext(0, np.arange(3), Randomness(1))
-    nothing = torch.zeros(100_000)
-    at = RoundNoise(quick.context, quick.pipeline)
-    slow = plain.method.placement.protect(at, nothing, this_round)
-    fast = quick.method.placement.protect(at, nothing, this_round)
+    nothing, cohort = torch.zeros(100_000), np.arange(3)
+    usual = replace(quick, method=replace(quick.method, placement=plain.method.placement))
+    slow, fast = (
+        update_sum(one, 0, cohort, Randomness(1), {}).protect(nothing, cohort)
+        for one in (usual, quick)
+    )
     assert type(quick.method.placement) is not type(plain.method.placement)
     assert ks_2samp(slow.numpy(), fast.numpy()).pvalue > 1e-4
     narrow = fast / 1.05  # the test would notice 5 % less noise
@@ -106,9 +107,9 @@ def test_one_draw_of_shares_has_the_sums_deviation() -> None:
     changes = {"training__sampling": "balanced", "privacy__trust": "distributed", **SOME}
     recipe = small_recipe(**changes)
     quick = trial_plan(recipe, federation_of(recipe.data), 2.0, seed=1)
-    this_round = RoundContext(0, np.arange(30), Randomness(1))
-    at = RoundNoise(quick.context, quick.pipeline)
-    drawn = quick.method.placement.protect(at, torch.zeros(100_000), this_round)
+    cohort = np.arange(30)
+    updates = update_sum(quick, 0, cohort, Randomness(1), {})
+    drawn = updates.protect(torch.zeros(100_000), cohort)
     assert float(drawn.std()) == pytest.approx(2.0, rel=0.015)
 
 

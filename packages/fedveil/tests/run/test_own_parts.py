@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 import fedveil as fv
 from fedveil.core.randomness import Randomness
 from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.noise_placement import RoundContext, RoundNoise
+from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.run.aggregator import OpenAggregator
 from fedveil.run.run import job_of
@@ -99,7 +99,7 @@ def test_an_own_aggregator_without_the_plan_s_sums_certifies_nothing() -> None:
 class Silent(CentralNoise):
     """Accounts for noise, and adds none."""
 
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
         return total.float() * (at.grid or 1.0)
 
 
@@ -156,7 +156,8 @@ def test_a_run_does_what_follows_from_its_plan_s_choices_alone() -> None:
             return 0.0
 
     own = plan()
-    mine = Mine(own.method, own.federation, own.module, own.start, None, own.context, own.delta)
+    chosen = {each.name: getattr(own, each.name) for each in fields(fv.Plan)}
+    mine = Mine(**chosen)
     assert type(fv.Run(mine).plan) is fv.Plan
 
 

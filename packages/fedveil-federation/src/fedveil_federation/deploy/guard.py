@@ -351,7 +351,7 @@ class Guard(Responder):
 
     def _masked(self, work: Work, device: DeviceRound, request: Message) -> bytes:
         row = _computed(work.row, request)
-        return device.mask(work.summands(request).share(self.number, row))
+        return device.mask(work.summands(request).upload(self.number, row))
 
     def _uploaded(self, work: Work, request: Message, paid: int) -> bytes:
         row = _computed(work.upload, request)

@@ -21,7 +21,6 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
@@ -30,14 +29,11 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.methods.parts.noise_placement import Drawn
 from fedveil.planning import recipe as recipes
 from fedveil.planning.plan import Plan
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.privacy.noise.grid import unsnap
 from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.privacy.secure_sums.dropouts import Dropouts
 from fedveil.privacy.secure_sums.errors import NotReleased, SecureAggregationError
@@ -301,9 +297,7 @@ class RemoteAggregator(Aggregator):
         """A tracked clip, for sites to work with; a count is about the updates before it."""
         if COUNT not in self._terms:
             return None
-        if summands.purpose == COUNT or not isinstance(summands, PrivateSum):
-            return self.now.clip
-        return None if summands.pipeline.clip is None else float(summands.pipeline.clip.norm)
+        return self.now.clip if summands.purpose == COUNT else summands.clip_norm
 
     def done(self) -> None:
         """The last round is stored: its logs have no more use."""
@@ -434,13 +428,12 @@ class _Uploads(_RemoteSum):
         uploads, summands = self._rows, self._summands
         if not uploads:
             raise NotReleased("no site has sent anything")
-        if not isinstance(summands, PrivateSum) or summands.pipeline.granularity is None:
+        if not summands.integer:
             raise ValueError("uploads are integers")
         self.clients = np.array(sorted(uploads), np.int64)
         whole: Ints = np.stack([uploads[n] for n in sorted(uploads)]).sum(axis=0)
-        if isinstance(summands.placement, LocalNoise):  # it is all there
-            return torch.from_numpy(unsnap(whole, summands.pipeline.granularity)).float()
-        return summands.protect(torch.from_numpy(whole), self.clients)
+        private: Tensor = summands.decode(whole)
+        return private
 
 
 class SitesEngine:
@@ -600,7 +593,7 @@ class Hub:
         # Sites give the same request the same answer, and what was not logged they have not seen:
         # nothing is drawn again. Only a trusted hub's own noise would be.
         begun = run.next_round - 1 if run.next_round > run.state.rounds else None
-        run.unfinished = None if isinstance(plan.method.placement, CentralNoise) else begun
+        run.unfinished = None if plan.private_noise.drawn is Drawn.BY_SERVER else begun
         if isinstance(run.aggregator, RemoteAggregator):
             run.aggregator.go_on_from(run.next_round)
         return run

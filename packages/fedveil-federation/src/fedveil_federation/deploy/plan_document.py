@@ -19,10 +19,6 @@ from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import digest_of
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.methods.recipes.sections import EngineSection, EvaluationSection, ModelSection
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import features_of, model_of, plan_of
@@ -31,6 +27,7 @@ from fedveil.planning.recipe import DataSection, Recipe
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE
 from fedveil.privacy.secure_sums.mode import SecureMode
+from fedveil.run.aggregator import Summands
 from fedveil.training.models.features import ScatteringFeatures, with_features
 from fedveil.training.models.patches import PatchFeatures
 from fedveil.training.models.random_features import RandomFeatures
@@ -104,6 +101,9 @@ class PlanDocument:
         recipe = recipes.parse(self.recipe)
         if (recipe.data, recipe.engine, recipe.evaluation) != _OWN:
             raise ConfigError("plan: data, engine and evaluation are each party's own")
+        if recipe.model.backbone is not None or recipe.model.backbone_weights is not None:
+            # Loading a network runs code and reads files that the hub would choose.
+            raise ConfigError("plan: model.backbone: sites load no network that a hub names")
         start = recipe.model.start
         if start is not None and not _DIGEST.fullmatch(start):
             raise ConfigError("plan: model.start names a file, and not its SHA-256")
@@ -184,16 +184,18 @@ def parameters(recipe: Recipe, federation: Federation) -> int:
 def planned(recipe: Recipe, federation: Federation) -> Plan:
     """The plan of a recipe, if it is one that sites can carry out today."""
     plan = plan_of(recipe, federation)
-    placement, sums = plan.method.placement, plan.secure_sums
+    noise, sums = plan.noise, plan.secure_sums
     if plan.seed is not None:
         raise ConfigError("seed: a simulation protects nobody; leave it out across machines")
-    if placement is None:
+    if noise is None:
         raise ConfigError(f"training.method: {plan.method.name!r} adds no noise: nobody is safe")
-    if isinstance(plan.method.clip_rule, AdaptiveClipping) and sums is None:
+    if plan.trusted_parts:
+        raise ConfigError("privacy.trusted_parts: sites trust fedveil's own parts only; remove it")
+    if noise.count is not None and sums is None:
         raise ConfigError("privacy.clip_quantile: sites follow a tracked clip under masked sums")
     if plan.method.voting is not None or plan.pipeline.statistic is not None:
         raise ConfigError(f"training.method: sites send updates alone, not {plan.method.name}")
-    if sums is None and not isinstance(placement, LocalNoise | CentralNoise):
+    if sums is None and not noise.single_uploads:
         raise ConfigError(
             "aggregation: sites add noise shares under a masked sum, or (client-noise) all noise "
             'of their own, or trust the hub with it (privacy.trust = "central")'
@@ -219,36 +221,32 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
 
 def round_terms(plan: Plan, run: str) -> dict[str, PrivacyTerms]:
     """One participation in a plan, without what only people read."""
-    method, context, model = plan.method, plan.context, plan.privacy_model
-    if method.placement is None or context is None or model is None:
+    noise, model = plan.noise, plan.privacy_model
+    if noise is None or model is None:
         raise ConfigError("plan: it promises nothing")
     model = replace(model, declared=(), not_covered=())
-    contexts = {UPDATE: context}
-    if isinstance(method.clip_rule, AdaptiveClipping):
-        contexts[COUNT] = method.clip_rule.bit_terms(method.placement, context)
-    found = {}
-    for purpose, own in contexts.items():
-        (release,) = method.placement.releases(own, 1)
-        found[purpose] = PrivacyTerms(release, model, run)
+    found = {UPDATE: PrivacyTerms(noise.release(1), model, run)}
+    if noise.count is not None:
+        found[COUNT] = PrivacyTerms(noise.count.release(1), model, run)
     return found
 
 
-def terms_at(terms: Mapping[str, PrivacyTerms], summands: object) -> PrivacyTerms:
+def terms_at(terms: Mapping[str, PrivacyTerms], summands: Summands) -> PrivacyTerms:
     """What a round's secure sum states: under a tracked clip, the clip and grid of that round.
 
     Noise and update of a site are in proportion to the clip, and integers on its grid. A site that
     was told a finer grid than the others would not be covered by their noise; what the sum states
     is the same for all.
     """
-    if not isinstance(summands, PrivateSum) or summands.purpose == COUNT or COUNT not in terms:
-        return terms[getattr(summands, "purpose", UPDATE)]
-    stated, clip, integers = terms[UPDATE], summands.pipeline.clip, summands.integers
+    if summands.purpose == COUNT or COUNT not in terms:
+        return terms[summands.purpose]
+    stated, clip_norm, integers = terms[UPDATE], summands.clip_norm, summands.integers
     law = stated.release.mechanism
-    if clip is None or integers is None or not isinstance(law, DiscreteGaussianSum):
+    if clip_norm is None or integers is None or not isinstance(law, DiscreteGaussianSum):
         raise ConfigError("plan: a tracked clip goes with noise shares on a grid")
     now = replace(
         law,
-        clip_norm=clip.norm,
+        clip_norm=clip_norm,
         granularity=integers.grid.granularity,
         share_std=integers.share_std,
     )

@@ -173,15 +173,23 @@ class CountSum:
         return True
 
     @property
-    def word(self) -> int:
-        return self.scoring.integers.word
+    def clip_norm(self) -> None:
+        return None
 
-    def share(self, client: int, row: Ints) -> Ints:
+    @property
+    def integers(self) -> NoisyIntegers:
+        return self.scoring.integers
+
+    @property
+    def word(self) -> int:
+        return self.integers.word
+
+    def upload(self, client: int, row: Ints) -> Ints:
         stream = self.randomness.stream("evaluation", 0, client)
-        return self.scoring.integers.noisy(row, stream)
+        return self.integers.noisy(row, stream)
 
     def decode(self, whole: Ints) -> Tensor:
-        return torch.from_numpy(self.scoring.integers.values(whole))
+        return torch.from_numpy(self.integers.values(whole))
 
     def protect(self, total: Tensor, clients: Ints) -> Tensor:
         raise ValueError("counts are summed under masks")

@@ -13,11 +13,7 @@ import torch
 from fedveil.core.arrays import Ints
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.methods.parts.noise_placement import RoundContext
-from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.secure_sums.aggregation import COUNT, SecureSums
 from fedveil.run.run import job_of
@@ -37,7 +33,7 @@ class Shared(Protocol):
     def width(self) -> int: ...
     @property
     def word(self) -> int: ...
-    def share(self, client: int, row: Ints) -> Ints: ...
+    def upload(self, client: int, row: Ints) -> Ints: ...
 
 
 class Work(ABC):
@@ -112,7 +108,7 @@ class Training(Work):
     def schedule(self, number: int) -> list[int] | None:
         return scheduled(self.plan, number)
 
-    def summands(self, request: Message) -> PrivateSum:
+    def summands(self, request: Message) -> RoundNoise:
         updates = self._updates(request)
         return updates if request.header.get("purpose") != COUNT else self._count(updates)[0]
 
@@ -129,12 +125,10 @@ class Training(Work):
 
     def upload(self, request: Message) -> Ints:
         """Private by its own noise, or for a hub that is trusted to add the noise."""
-        updates, placement = self._updates(request), self.plan.method.placement
-        row = self._trained(request.part(1), updates)
-        if isinstance(placement, LocalNoise):
-            stream = updates.this_round.stream(self._number)
-            return placement.upload(updates.noise, row, stream)
-        return row if isinstance(placement, CentralNoise) else super().upload(request)
+        if self.sums is not None or not self.plan.private_noise.single_uploads:
+            return super().upload(request)
+        updates = self._updates(request)
+        return updates.upload(self._number, self._trained(request.part(1), updates))
 
     def new_round(self) -> None:
         self._norms = None
@@ -143,36 +137,33 @@ class Training(Work):
         if "_engine" in vars(self):
             self._engine.close()
 
-    def _updates(self, request: Message) -> PrivateSum:
+    def _updates(self, request: Message) -> RoundNoise:
         """The sum of updates, under the clip that the hub says the released counts have led to.
 
         Noise is in proportion to the clip, so no clip costs more than another, if all sites have
         the same (`terms_at`).
         """
-        rule, state = self.plan.method.clip_rule, {}
-        if isinstance(rule, AdaptiveClipping):
+        rule, state = self.plan.private_noise.facts.rule, {}
+        if rule.tracked:
             clip = request.header.get("clip")
-            if type(clip) is not float or not rule.allows(clip):
+            known = rule.state_at(clip) if type(clip) is float else None
+            if known is None:
                 raise BadFrame("the round's clip is none of those that the plan may come to")
-            state = {"clip_norm": torch.tensor([clip], dtype=torch.float64)}
+            state = known
         own = np.array([self._number], np.int64)
-        this_round = RoundContext(request.number("round"), own, self._randomness)
-        return update_sum(self.plan, this_round, state)
+        return update_sum(self.plan, request.number("round"), own, self._randomness, state)
 
-    def _count(self, updates: PrivateSum) -> tuple[PrivateSum, Ints]:
+    def _count(self, updates: RoundNoise) -> tuple[RoundNoise, Ints]:
         """The sum of a tracked clip's bits: whether this round's update was within the clip."""
-        placement, rule = updates.placement, self.plan.method.clip_rule
-        if placement is None or not isinstance(rule, AdaptiveClipping):
+        if updates.count is None:
             raise BadFrame("this plan tracks no clip")
         if self._norms is None:
             raise BadFrame("this site has not trained in this round, or has left it behind")
-        bits = rule.count_noise(placement, updates.noise)
-        halves: Ints = rule.halves(bits, updates.noise.clip, self._norms)[0].numpy()
-        this_round = replace(updates.this_round, purpose=COUNT)
-        layout = bits.context.layout
-        return PrivateSum(placement, bits.context, bits.pipeline, this_round, layout), halves
+        rule = self.plan.private_noise.facts.rule
+        halves: Ints = rule.halves(updates.count, updates.clip, self._norms)[0].numpy()
+        return updates.count, halves
 
-    def _trained(self, data: bytes, updates: PrivateSum) -> Ints:
+    def _trained(self, data: bytes, updates: RoundNoise) -> Ints:
         """This site's shaped update on the grid, int64 [width], from the shared weights.
 
         Whatever they are, what leaves is clipped and noisy.

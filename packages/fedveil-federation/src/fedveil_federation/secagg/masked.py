@@ -59,7 +59,7 @@ class _Masked(OpenSum):
             raise ValueError("a masked sum needs every client's own update")
         for client, row in zip(self.clients[block.places], block.rows.numpy(), strict=True):
             with self._watch.phase("noise"):
-                sent = self._summands.share(int(client), row)
+                sent = self._summands.upload(int(client), row)
             self._begun.add(int(client), sent)
         self._seen.add(block)
 

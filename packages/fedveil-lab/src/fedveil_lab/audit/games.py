@@ -26,16 +26,8 @@ from torch import Tensor
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
 from fedveil.methods.parts.local_steps import local_steps, rates
-from fedveil.methods.parts.noise_placement import (
-    NoiseContext,
-    RoundContext,
-    RoundNoise,
-    SecureNoisePlacement,
-)
-from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.methods.parts.noise_placement import Bounded, RoundNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.correlated import ONE, CorrelatedGaussian
@@ -43,7 +35,7 @@ from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.sampling import FixedSize, Poisson
 from fedveil.privacy.secure_sums.aggregation import COUNT
-from fedveil.run.sums import pipeline_in
+from fedveil.run.sums import update_sum
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import TrainedClients, UpdatePipeline, shape_rows
 from fedveil.training.engines.records import Batch
@@ -104,9 +96,10 @@ class Players:
     """Who plays: a canary that takes part as often as anybody, and whom the proof counts on."""
 
     def __init__(self, plan: Plan) -> None:
-        if plan.context is None or plan.guarantee is None:
+        if plan.noise is None or plan.guarantee is None:
             raise ConfigError("audit: this method adds no noise and promises nothing")
-        self.plan, self.context, self.guarantee = plan, plan.context, plan.guarantee
+        self.plan, self.noise, self.guarantee = plan, plan.noise, plan.guarantee
+        self.context = plan.noise.facts
         self.release = plan.releases(plan.method.rounds)[0]
         self.canary, self.numbers = 0, list(range(plan.method.rounds))
         if not plan.sampling.amplifies:  # else it is drawn in secret, or at worst every time
@@ -134,11 +127,9 @@ class Players:
 class _Sum:
     """A sum that leaves a round: whether the canary is `sign * length` in it, in grid steps."""
 
-    context: NoiseContext
-    pipeline: UpdatePipeline
+    at: RoundNoise
     length: float
     sign: int
-    purpose: str = "noise"
 
 
 class ClientGame:
@@ -155,10 +146,9 @@ class ClientGame:
         self._ballots = math.sqrt(0.5) if replaced else 1.0
         self._share = 1.0 if shares is None else shares / plan.sampling.expected_cohort
         self._lengths: dict[tuple[object, ...], float] = {}
-        self._tracked = plan.method.clip_rule
-        self.not_tried: tuple[str, ...] = ()
-        if isinstance(self._tracked, AdaptiveClipping):
-            self.not_tried = ("tracked clips other than the first (it was held still)",)
+        self.not_tried: tuple[str, ...] = at.noise.not_audited
+        if at.noise.count is not None:
+            self.not_tried += ("tracked clips other than the first (it was held still)",)
 
     def views(self, seed: int, there: Bools) -> Iterator[View]:
         """Play one game for each entry of `there`; what is seen, round by round."""
@@ -169,16 +159,13 @@ class ClientGame:
 
     def _sums(self, number: int, sign: int) -> Iterator[_Sum]:
         """What leaves in a round: the update, and of a tracked clip the bit that it was hit."""
-        at = self._at
-        pipeline = pipeline_in(at.plan, number, self._state)
-        yield _Sum(at.context, pipeline, self._length(pipeline, number), sign)
-        placement = at.plan.method.placement
-        if isinstance(self._tracked, AdaptiveClipping) and placement is not None:
-            noise = RoundNoise(at.context, pipeline, number)
-            own = self._tracked.count_noise(placement, noise)
-            row = self._tracked.halves(own, noise.clip, torch.tensor([math.inf]))
+        at, no_randomness = self._at, Randomness(0)
+        sent = update_sum(at.plan, number, at.honest, no_randomness, self._state)
+        yield _Sum(sent, self._length(sent.pipeline, number), sign)
+        if sent.count is not None:
+            row = at.context.rule.halves(sent.count, sent.clip, torch.tensor([math.inf]))
             length = float(torch.linalg.vector_norm(row.double()))
-            yield _Sum(own.context, own.pipeline, length, -1, COUNT)
+            yield _Sum(sent.count, length, -1)
 
     def _view(
         self,
@@ -189,7 +176,7 @@ class ClientGame:
         drawn: tuple[Bools, Floats] | None,
     ) -> View:
         at, sampling = self._at, self._at.plan.sampling
-        pipeline, length, sign = sent.pipeline, sent.length, sent.sign
+        pipeline, length, sign = sent.at.pipeline, sent.length, sent.sign
         included, others = np.ones(len(there), np.bool_), np.zeros(len(there))
         if drawn is not None:  # the others are as loud the other way
             included, others = drawn[0][:, number], drawn[1][:, number]
@@ -197,13 +184,13 @@ class ClientGame:
         released, spare = self._released(entered, sent, number, seed)
         seen = sign * released
         # What the statistic expects comes from the claim: a clip that fails must not raise it.
-        clip = (pipeline.clip or sent.context.clip).norm * self._ballots
-        noise = sent.context.noise_multiplier * clip / self._ballots * math.sqrt(self._share)
+        clip = sent.at.clip.norm * self._ballots
+        noise = sent.at.scale * math.sqrt(self._share)
         if isinstance(at.release.mechanism, CorrelatedGaussian):
             clip *= at.release.mechanism.norm  # later rounds show it again
         laplace = isinstance(at.release.mechanism, Laplace)
         more = {} if spare is None else {"difference": sign * spare}
-        if sent.purpose == COUNT:
+        if sent.at.purpose == COUNT:
             more["count"] = seen
         view = View(seen, clip, at.other * clip, noise, laplace, more=more)
         if drawn is None and pipeline.granularity is not None:
@@ -241,46 +228,33 @@ class ClientGame:
     def _released(
         self, entered: Floats, sent: _Sum, number: int, seed: int
     ) -> tuple[Floats, Floats | None]:
-        placement, context, shape = self._at.plan.method.placement, sent.context, sent.pipeline
-        whole = torch.from_numpy(entered if shape.granularity is None else entered.astype(np.int64))
+        whole = torch.from_numpy(entered.astype(np.int64) if sent.at.integer else entered)
         alone = self._at.guarantee.trust is Trust.LOCAL
         clients = self._at.honest[:1] if alone else self._at.honest
-        this_round = RoundContext(
-            number, clients, Randomness(seed), purpose=sent.purpose, memory=NoiseMemory()
-        )
+        at = replace(sent.at, cohort=clients, randomness=Randomness(seed), memory=NoiseMemory())
         law = self._at.release.mechanism
         if isinstance(law, CorrelatedGaussian):
-            return self._uncorrelated(whole, sent, this_round, law)
-        if isinstance(placement, SecureNoisePlacement) and placement.secure_sum:
-            integers = placement.integers(RoundNoise(context, shape, number))
-            if integers is not None:  # the server's own view, before anything is decoded
-                noisy = integers.noisy_sum(whole.numpy(), map(this_round.stream, clients))
-                return integers.values(noisy), None
-        private = PrivateSum(placement, context, shape, this_round, context.layout)
-        released = private.protect(whole, clients)
-        return np.asarray(released.numpy(), dtype=np.float64), None
+            return self._uncorrelated(whole, at, law)
+        if at.integers is not None:  # the server's own view, before anything is decoded
+            noisy = at.integers.noisy_sum(whole.numpy(), at.streams())
+            return at.integers.values(noisy), None
+        return np.asarray(at.protect(whole, clients).numpy(), dtype=np.float64), None
 
     def _uncorrelated(
-        self,
-        whole: Tensor,
-        sum_of: _Sum,
-        this_round: RoundContext,
-        law: CorrelatedGaussian,
+        self, whole: Tensor, at: RoundNoise, law: CorrelatedGaussian
     ) -> tuple[Floats, Floats | None]:
         """One participation as the proof reads it: C y of all rounds that show it, along c.
 
         Beside it how much more the first of them shows than the second.
         """
-        placement, seen = self._at.plan.method.placement, []
-        context, shape = sum_of.context, sum_of.pipeline
-        if this_round.memory is not None:
-            this_round.memory.begin(this_round.round_number)
+        seen = []
+        if at.memory is not None:
+            at.memory.begin(at.round_number)
         column = np.array(law.factor) / ONE
         for later in range(law.bands):
-            then = replace(this_round, round_number=this_round.round_number + later)
+            then = replace(at, round_number=at.round_number + later)
             sent = whole if later == 0 else torch.zeros_like(whole)
-            private = PrivateSum(placement, context, shape, then, context.layout)
-            seen.append(private.protect(sent, then.cohort))
+            seen.append(then.protect(sent, then.cohort))
         rows = torch.stack(seen).double().numpy()
         fresh = [column[: later + 1][::-1] @ rows[: later + 1] for later in range(law.bands)]
         return np.asarray(column @ np.array(fresh) / law.norm), (
@@ -329,19 +303,18 @@ class _Steps:
 class RecordGame:
     """One record whose gradient is at the clip, on noisy gradients or on the sum of uploads."""
 
-    def __init__(self, plan: Plan, placement: GradientNoise) -> None:
-        self._at, self._placement = Players(plan), placement
-        clip, proof = plan.local.gradient_clip, placement.proof(self._at.context)
+    def __init__(self, plan: Plan) -> None:
+        self._at, clip = Players(plan), plan.local.gradient_clip
         if clip is None:
             raise ConfigError("audit: gradients are not clipped")
-        self._clip, self._alone = Clip(clip.norm, clip.order), proof is Proof.ALONE
+        self._clip = Clip(clip.norm, clip.order)
+        self._alone = self._at.guarantee.trust is Trust.LOCAL
         self._one = clip.norm / float(plan.local.batch_size or 1)
         self.most = min(1000, plan.layout.size)  # uploads have room for so many loud coordinates
         self.not_tried: tuple[str, ...] = (
             "how engines compute and clip gradients, beyond the probes",
+            *self._at.noise.not_audited,
         )
-        if proof is Proof.CONVEX:
-            self.not_tried += ("drift between the steps of a round",)
 
     def views(self, seed: int, there: Bools) -> Iterator[View]:
         """Play one game for each entry of `there`; what is seen, round by round."""
@@ -371,17 +344,15 @@ class RecordGame:
         pace = rates(at.context, number)
         steps = _Steps(gradient, count.most, count.uses)
         moved = self._walk(steps, rule, pace, at.canary, number, randomness)
-        pipeline = self._placement.pipeline(at.context, None, number)
-        integers = self._placement.integers(RoundNoise(at.context, pipeline, number))
-        if integers is None:
+        sent = update_sum(at.plan, number, at.honest, randomness, {})
+        if sent.integers is None:
             for client in map(int, at.honest[1:]):
                 silent = _Steps(0 * gradient, 1, 1)
                 moved += self._walk(silent, rule, pace[-1:], client, number, randomness)
             released = moved[0].double().numpy()
         else:
-            row = at.shaped(moved, pipeline, number, randomness).numpy()
-            streams = map(RoundContext(number, at.honest, randomness).stream, at.honest)
-            released = integers.values(integers.noisy_sum(row, streams))
+            row = at.shaped(moved, sent.pipeline, number, randomness).numpy()
+            released = sent.integers.values(sent.integers.noisy_sum(row, sent.streams()))
         one = math.fsum(pace[-count.uses :]) * self._one
         noise = pace[-1] * rule.gradient_noise * math.sqrt(len(at.honest))
         yield View(-released, one, at.other * one, noise)
@@ -402,11 +373,11 @@ class RecordGame:
 
 def game_of(plan: Plan) -> Game:
     """The game that this plan's guarantee is about; refuses what cannot be played yet."""
-    guarantee, placement = plan.guarantee, plan.method.placement
-    if isinstance(placement, GradientNoise):
-        return RecordGame(plan, placement)
+    guarantee, noise = plan.guarantee, plan.noise
+    if noise is not None and noise.bounded is Bounded.GRADIENT:
+        return RecordGame(plan)
     if guarantee is not None and guarantee.unit is not Unit.CLIENT:
-        raise ConfigError(f"audit: {type(placement).__name__} at record level is not audited")
+        raise ConfigError(f"audit: {type(noise).__name__} at record level is not audited")
     return ClientGame(plan)
 
 

@@ -23,8 +23,8 @@ from fedveil.core.randomness import Randomness
 from fedveil.core.units import Unit
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_steps import rates
+from fedveil.methods.parts.noise_placement import Bounded
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
@@ -57,9 +57,9 @@ class Probe:
 
 def probes(plan: Plan) -> tuple[Probe, ...]:
     """All probes that this plan has an answer to."""
-    if plan.context is None or plan.guarantee is None:
+    if plan.noise is None or plan.guarantee is None:
         return ()
-    if isinstance(plan.method.placement, GradientNoise):
+    if plan.noise.bounded is Bounded.GRADIENT:
         return (*_of_records(plan), *_of_releases(plan))
     if plan.guarantee.unit is not Unit.CLIENT:
         return ()

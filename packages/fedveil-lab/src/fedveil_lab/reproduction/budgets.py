@@ -42,9 +42,7 @@ def _plan(
     made = plan(
         method, federation, model, budget=budget, seed=seed, arithmetic=Arithmetic.IDEALISED
     )
-    return (
-        made if made.context is None else replace(made, context=replace(made.context, secure=None))
-    )
+    return replace(made, secure_sums=None)
 
 
 def planned(
@@ -56,9 +54,7 @@ def planned(
         return made, Cost(None, None, None, "no noise, no guarantee", None)
     if isinstance(noise, Without):
         made = _plan(method, federation, model, Budget(noise_multiplier=1.0), seed)
-        if made.context is None:
-            raise ConfigError(f"method {method.name!r}: has no noise to leave out")
-        silent = replace(made, context=replace(made.context, noise_multiplier=_NOTHING), delta=None)
+        silent = replace(made, noise_multiplier=_NOTHING, delta=None)
         return silent, Cost(None, None, None, "no noise, no guarantee", None)
     pure = noise.delta == 0
     first = noise.noise_multiplier if isinstance(noise, Claimed) else 1.0
@@ -84,10 +80,7 @@ def _calibrated(made: Plan, noise: Certified) -> float:
     """The least noise multiplier that proves the wanted epsilon at the wanted delta."""
 
     def releases(multiplier: float) -> tuple[Release, ...]:
-        context = (
-            None if made.context is None else replace(made.context, noise_multiplier=multiplier)
-        )
-        return replace(made, context=context).releases(made.method.rounds)
+        return replace(made, noise_multiplier=multiplier).releases(made.method.rounds)
 
     found = least_noise(
         releases,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import Noise, RoundContext, RoundNoise
+from fedveil.methods.parts.noise_placement import Noise, RoundNoise
 from fedveil.privacy.noise.simulated import gaussian, laplace
 
 
@@ -20,11 +20,11 @@ class TogetherNoise(LocalNoise):
     For seeded runs. What is released, and so what is accounted for, is the same.
     """
 
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
-        if at.context.exact:
-            return super().protect(at, total, this_round)
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        if self.facts.exact:
+            return super().protect(at, total)
         scale = at.scale
-        stream, clients, size = this_round.stream(), len(this_round.cohort), len(total)
+        stream, clients, size = at.stream(), len(at.cohort), len(total)
         if self.noise is Noise.GAUSSIAN:  # a sum of Gaussians is one
             drawn = gaussian(stream, size, scale * clients**0.5)
         else:

@@ -35,20 +35,39 @@ def is_own(thing: object, package: Path | None = None) -> bool:
     >>> is_own(Clip), is_own(forged)
     (True, False)
     """
+    if not address(thing):
+        return False
+    origin = getattr(getattr(sys.modules[thing.__module__], "__spec__", None), "origin", None)
+    packages = _own_packages() if package is None else (package,)
+    return isinstance(origin, str) and any(map(Path(origin).resolve().is_relative_to, packages))
+
+
+def address(thing: object) -> str:
+    """Return where a class or function is defined, as "package.module:Class".
+
+    Returns:
+        An empty string if something else stands there: a name that anybody may claim is no proof of
+        origin.
+
+    >>> from fedveil.privacy.clipping import Clip
+    >>> address(Clip)
+    'fedveil.privacy.clipping:Clip'
+    """
     name, place = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(name, str) or not isinstance(place, str):
-        return False
+        return ""
     found: object = sys.modules.get(name)
-    origin = getattr(getattr(found, "__spec__", None), "origin", None)
-    packages = _own_packages() if package is None else (package,)
-    if not isinstance(origin, str) or not any(map(Path(origin).resolve().is_relative_to, packages)):
-        return False
     for step in place.split("."):
         found = getattr(found, "__dict__", {}).get(step)
-    return found is thing
+    return f"{name}:{place}" if found is thing else ""
 
 
 def is_own_object(part: object) -> bool:
     """Return whether an object's class is the package's own and none of its methods is replaced."""
+    return is_own(type(part)) and is_unchanged(part)
+
+
+def is_unchanged(part: object) -> bool:
+    """Return whether an object has all methods of its class."""
     kind, held = type(part), getattr(part, "__dict__", {})
-    return is_own(kind) and not any(callable(getattr(kind, name, None)) for name in held)
+    return not any(callable(getattr(kind, name, None)) for name in held)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from fedveil.core.arguments import one_of
 from fedveil.core.units import Adjacency, Trust
 from fedveil.methods.parts import from_recipe as parts
-from fedveil.methods.parts.adaptive_clipping import StepBound
+from fedveil.methods.parts.clip_rule import StepBound
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement

@@ -32,7 +32,7 @@ from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.methods.recipes.sections import Recipe
-from fedveil.methods.registry import CHANGE, COLLUSION, method
+from fedveil.methods.registry import CHANGE, COLLUSION, SECRET_BATCHES, method
 from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
@@ -48,6 +48,7 @@ def gradient_noise(
     clip_norm: float,
     unit: Unit = Unit.RECORD,
     secure_sum: bool = True,
+    trusted: bool = False,
     adjacency: Adjacency | None = None,
     colluders: int = 0,
     honest_shares: int | None = None,
@@ -59,7 +60,8 @@ def gradient_noise(
     clip_norm: the bound of one example's gradient (their G); for unit client the bound of a whole
     update, and local steps go without noise. secure_sum: the server sees sums of uploads only.
     colluders: clients that work with the server; their noise protects nobody. honest_shares: how
-    many noise shares are sure to be in a sum, if fewer than the others. Whether the noise of other
+    many noise shares are sure to be in a sum, if fewer than the others. trusted: the server sees
+    uploads as they are and adds the noise, for one local step. Whether the noise of other
     clients counts is decided by the plan, from the model and the steps.
     """
     if one_of(Unit)("unit", unit) is Unit.CLIENT:
@@ -71,8 +73,9 @@ def gradient_noise(
         pipeline = UpdatePipeline(clip=Clip(clip_norm))
     else:
         local = replace(local, gradient_clip=GradientClip(clip_norm, per_example=True))
+        usual = Adjacency.REPLACE if local.batch_rate is None else Adjacency.ZERO_OUT
         placement = GradientNoise(
-            secure_sum, adjacency or Adjacency.REPLACE, colluders, honest_shares
+            secure_sum and not trusted, adjacency or usual, colluders, honest_shares, trusted
         )
         pipeline = UpdatePipeline()
     return Method(
@@ -94,20 +97,26 @@ def dp_sgd(
     local: LocalTraining,
     clip_norm: float,
     secure_sum: bool = True,
+    trusted: bool = False,
     adjacency: Adjacency | None = None,
     colluders: int = 0,
     honest_shares: int | None = None,
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """DP-SGD across clients: one step in a round, each example's gradient clipped to `clip_norm`,
-    noise on the mean. Protects single records; works with any model. As `gradient_noise`."""
+    """Take one noisy gradient step a round across clients (DP-SGD), to protect single records.
+
+    Each example's gradient is clipped to `clip_norm`, and noise is added to the mean. With
+    `local.batch_rate` batches are secret, which lowers epsilon. Works with any model that treats
+    examples one by one. The arguments are those of `gradient_noise`.
+    """
     made = gradient_noise(
         rounds=rounds,
         cohort=cohort,
         local=replace(local, steps=1, epochs=None),
         clip_norm=clip_norm,
         secure_sum=secure_sum,
+        trusted=trusted,
         adjacency=adjacency,
         colluders=colluders,
         honest_shares=honest_shares,
@@ -124,7 +133,7 @@ def dp_sgd(
     source="Hu et al., concentrated differential privacy",
     protects="one record of one client (or, unit client, all of a client's data)",
     towards="everybody; the server sees the sum of uploads alone",
-    keys=("privacy.unit", *CHANGE, *COLLUSION),
+    keys=("privacy.unit", *CHANGE, *COLLUSION, *SECRET_BATCHES),
     trust=Trust.DISTRIBUTED,
     sampling="balanced",
     unit=Unit.RECORD,
@@ -155,7 +164,7 @@ def from_recipe(recipe: Recipe) -> Method:
     source="Abadi et al. 2016; baseline of Hu et al.",
     protects="one record of one client",
     towards="everybody; the server sees the sum of uploads alone",
-    keys=(*CHANGE, *COLLUSION),
+    keys=(*CHANGE, *COLLUSION, *SECRET_BATCHES),
     trust=Trust.DISTRIBUTED,
     sampling="balanced",
     unit=Unit.RECORD,
@@ -163,12 +172,11 @@ def from_recipe(recipe: Recipe) -> Method:
 def dp_sgd_recipe(recipe: Recipe) -> Method:
     privacy = recipe.privacy
     trust = parts.trust(recipe, Trust.DISTRIBUTED)
-    if trust is Trust.CENTRAL:
-        raise ConfigError("privacy.trust: dp-sgd has no trusted party; use distributed or local")
     return dp_sgd(
         **parts.common(recipe),
         clip_norm=parts.clip_norm(recipe),
         secure_sum=trust is Trust.DISTRIBUTED,
+        trusted=trust is Trust.CENTRAL,
         adjacency=parts.adjacency(recipe),
         colluders=privacy.colluders,
         honest_shares=privacy.honest_shares,

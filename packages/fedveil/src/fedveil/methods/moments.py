@@ -51,24 +51,23 @@ from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.method import CohortRule, Method, Scheme
 from fedveil.methods.parts.noise_placement import (
+    Bounded,
+    Drawn,
     Noise,
-    NoiseContext,
-    RoundContext,
+    NoisePlacement,
     RoundNoise,
-    decoded,
     default_adjacency,
-    fixed_cohort_size,
-    in_shares,
-    noise_of_each,
     noisy_sum,
+    with_shares,
 )
 from fedveil.methods.recipes.sections import Recipe
 from fedveil.methods.registry import CHANGE, COLLUSION, Key, method
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyMoments
 from fedveil.privacy.noise.grid import snap_rows
 from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers
-from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.releases import PrivacyModel
 from fedveil.training.client.local_training import LearningRate, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
 from fedveil.training.engines.affine import Affine, affine_stack
@@ -331,7 +330,7 @@ def _risk(
 
 
 @dataclass(frozen=True)
-class MomentNoise:
+class MomentNoise(NoisePlacement):
     """Gaussian noise of std z L on the sum of moments, by a trusted aggregator or in shares.
 
     `row_norm`, `target_bound` and `ridge` are as in `moments`.
@@ -346,6 +345,8 @@ class MomentNoise:
     target_bound: float | None = None
     ridge: float = _RIDGE
 
+    bounded = Bounded.STATISTIC
+
     def __post_init__(self) -> None:
         check_fields(self, unit=one_of(Unit), trust=one_of(Trust), ridge=positive)
         check_fields(self, adjacency=optional(one_of(Adjacency)))
@@ -358,8 +359,12 @@ class MomentNoise:
             )
 
     @property
-    def secure_sum(self) -> bool:
-        return self.trust is Trust.DISTRIBUTED
+    def drawn(self) -> Drawn:
+        return {
+            Trust.CENTRAL: Drawn.BY_SERVER,
+            Trust.DISTRIBUTED: Drawn.IN_SHARES,
+            Trust.LOCAL: Drawn.BY_EACH,  # there is one
+        }[self.trust]
 
     def statistic(self, federation: Federation, module: nn.Module) -> SecondMoments:
         layer = _layer(federation, module)
@@ -382,100 +387,89 @@ class MomentNoise:
             )
         return made
 
-    def server(self, context: NoiseContext) -> Ridge:
-        encoder = context.federation.encoder
+    @property
+    def server(self) -> Ridge:
+        facts = self.facts
+        encoder = facts.federation.encoder
         return Ridge(
-            self.statistic(context.federation, context.module),
-            _layer(context.federation, context.module),
+            self._moments,
+            _layer(facts.federation, facts.module),
             () if encoder is None else encoder.one_hot,
-            self._std(context) / context.sampling.expected_cohort,
+            self._whole_std / facts.sampling.expected_cohort,
             self.ridge,
         )
 
-    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
-        if context.local.loss is not None:
+    def privacy_model(self) -> PrivacyModel:
+        if self.facts.local.loss is not None:
             raise ConfigError(
                 "training.class_weights: moments have no loss to weigh. Use method dp-sgd or "
                 "dp-fedavg."
             )
         if self.trust is Trust.DISTRIBUTED:
             usual = Adjacency.REPLACE if self.unit is Unit.RECORD else Adjacency.ZERO_OUT
-            return in_shares(self.unit, self.adjacency or usual, self, context)
-        if self.unit is Unit.RECORD:
-            if self.trust is Trust.LOCAL and context.clients > 1:
-                raise PrivacyRefusal(
-                    f"moments of {context.clients} clients under local trust: each would add as "
-                    "much noise as all of them together need",
-                    "use privacy.trust distributed (secure sum)",
-                )
-            return PrivacyModel(self.unit, Adjacency.REPLACE, self.trust)
-        if self.trust is Trust.LOCAL:
+            return self._in_shares(self.unit, usual)
+        clients = self.facts.clients
+        if self.trust is Trust.LOCAL and (clients > 1 or self.unit is not Unit.RECORD):
             raise PrivacyRefusal(
-                "moments of whole clients under local trust: noise that hides a client alone "
-                "leaves nothing of them",
-                "use privacy.trust central or distributed",
+                f"moments of {clients} clients for unit {self.unit} under local trust: each would "
+                "add as much noise as all of them together need",
+                "use privacy.trust distributed (secure sum), or central for unit client",
             )
-        adjacency = default_adjacency(context, self.adjacency)
+        adjacency = Adjacency.REPLACE
+        if self.unit is not Unit.RECORD:
+            adjacency = default_adjacency(self.facts, self.adjacency)
         return PrivacyModel(self.unit, adjacency, self.trust, colluders=self.colluders)
 
-    def local(self, context: NoiseContext) -> LocalTraining:
-        return context.local
-
-    def pipeline(
-        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
-    ) -> UpdatePipeline:
-        statistic = context.pipeline.statistic
-        if not context.exact or statistic is None:
-            return context.pipeline
-        # Nothing is cut: no unit's vector is longer.
-        return replace(context.pipeline, clip=Clip(_LENGTH), granularity=statistic.granularity)
-
-    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
-        statistic = self.statistic(context.federation, context.module)
-        if self.trust is not Trust.DISTRIBUTED or not context.exact:
-            moments = NoisyMoments(context.noise_multiplier * _LENGTH / _steps(_LENGTH))
-            return (Release(moments, context.sampling, rounds),)
-        replaced = self.privacy_model(context).adjacency is Adjacency.REPLACE
-        sums = DiscreteGaussianSum(
+    def mechanism(self) -> Mechanism:
+        if self.trust is not Trust.DISTRIBUTED or not self.facts.exact:
+            return NoisyMoments(self.facts.noise_multiplier * _LENGTH / _steps(_LENGTH))
+        replaced = self.privacy_model().adjacency is Adjacency.REPLACE
+        return DiscreteGaussianSum(
             # Under replace the step doubles it: sqrt(2) L is how far two vectors are apart.
             clip_norm=_steps(_LENGTH / math.sqrt(2) if replaced else _LENGTH),
-            granularity=statistic.granularity,
-            share_std=self._share_std(context),
-            shares=fixed_cohort_size(context.sampling),
-            dimension=statistic.width,
+            granularity=self._moments.granularity,
+            share_std=self._std,
+            shares=self.facts.cohort_size,
+            dimension=self._moments.width,
             rounding_beta=None,
         )
-        return (Release(sums, context.sampling, rounds),)
 
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
-        if self.trust is not Trust.DISTRIBUTED:
-            std = self._std(at.context)
-            return noisy_sum(Noise.GAUSSIAN, total, std, at.grid, this_round.stream())
-        integers = self.integers(at)
-        if integers is not None:
-            return self.decode(at, integers.noisy_sum(total.numpy(), this_round.streams()))
-        return noise_of_each(Noise.GAUSSIAN, total, self._share_std(at.context), this_round)
+    def pipeline(self, clip: Clip | None = None, round_number: int = 0) -> UpdatePipeline:
+        shape = self.facts.pipeline
+        if not self.facts.exact:
+            return shape
+        # Nothing is cut: no unit's vector is longer.
+        return replace(shape, clip=Clip(_LENGTH), granularity=self._moments.granularity)
+
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        if self.trust is Trust.DISTRIBUTED:
+            return with_shares(at, total, self._std)
+        return noisy_sum(Noise.GAUSSIAN, total, self._std, at.grid, at.stream())
 
     def noise_steps(self, at: RoundNoise) -> float | None:
-        if at.grid is None:
-            return None
-        std = self._share_std if self.secure_sum else self._std
-        return std(at.context) / at.grid
+        return None if at.grid is None else self._std / at.grid
 
     def integers(self, at: RoundNoise) -> NoisyIntegers | None:
-        if at.grid is None or not self.secure_sum:
+        if at.grid is None or self.trust is not Trust.DISTRIBUTED:
             return None
         # 64 bits hold the moments of 10^10 records, whatever the noise: no data decide on a word.
-        return NoisyIntegers(ModularGrid(at.grid, 64), self._share_std(at.context))
+        return NoisyIntegers(ModularGrid(at.grid, 64), self._std)
 
-    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
-        return decoded(self.integers(at), whole)
+    @property
+    def _moments(self) -> SecondMoments:
+        return self.statistic(self.facts.federation, self.facts.module)
 
-    def _std(self, context: NoiseContext) -> float:
-        return context.noise_multiplier * _LENGTH
+    @property
+    def _whole_std(self) -> float:
+        """The noise on the sum."""
+        return self.facts.noise_multiplier * _LENGTH
 
-    def _share_std(self, context: NoiseContext) -> float:
-        return self._std(context) / math.sqrt(fixed_cohort_size(context.sampling))
+    @property
+    def _std(self) -> float:
+        """The noise that is drawn at once: all of it, or one share."""
+        if self.trust is not Trust.DISTRIBUTED:
+            return self._whole_std
+        return self._whole_std / math.sqrt(self.facts.cohort_size)
 
 
 def _layer(federation: Federation, module: nn.Module) -> Affine:

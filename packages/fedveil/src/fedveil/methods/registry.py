@@ -37,12 +37,13 @@ CLIP = (
 )
 COLLUSION = ("privacy.colluders", "privacy.honest_shares")
 CHANGE = ("privacy.trust", "privacy.adjacency")
+SECRET_BATCHES = ("training.batches", "training.batch_rate")
 UPDATES = (
     *("privacy.noise", "privacy.public_clients", "privacy.rotate", "privacy.bits"),
     *("privacy.correlated", "privacy.bands"),
     *(*CHANGE, *COLLUSION),
 )
-OPTIONAL = frozenset({BLUR, LUS, *CLIP, *UPDATES, "privacy.unit"})
+OPTIONAL = frozenset({BLUR, LUS, *CLIP, *UPDATES, *SECRET_BATCHES, "privacy.unit"})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.core.units import Arithmetic, Trust, Unit
+from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.bins import bins_for
 from fedveil.data.collected import from_images, pictures_of
 from fedveil.data.dp_schema import MISSED, MOST_RELEASES, SHARE, Bought, Offer
@@ -30,6 +30,7 @@ from fedveil.planning.limits import start_origin
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import default_delta
+from fedveil.training.client.local_training import BatchKind
 from fedveil.training.models.features import FeatureMap, named_features, with_features
 from fedveil.training.models.frozen import start_from
 from fedveil.training.models.losses import ClassWeights
@@ -204,6 +205,10 @@ def features_of(chosen: ModelSection) -> FeatureMap | None:
         directions=chosen.directions,
         width=chosen.width,
         bandwidth=chosen.bandwidth,
+        backbone=chosen.backbone,
+        backbone_weights=chosen.backbone_weights,
+        backbone_head=chosen.backbone_head,
+        pixels=chosen.pixels,
         seed=chosen.seed,
     )
 
@@ -244,6 +249,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         else choice(Arithmetic, "privacy.arithmetic", arithmetic),
         declared=declared,
         unprotected=unprotected,
+        trusted_parts=recipe.privacy.trusted_parts,
     )
 
 
@@ -260,14 +266,47 @@ def _weighted(given: Mapping[str, Any], federation: Federation) -> ClassWeights:
 
 
 def with_batch(recipe: Recipe, federation: Federation) -> Recipe:
-    """The recipe with a batch size where records are protected and it says none: sums of clipped
-    gradients are divided by a fixed number, and sizes of clients are public there."""
+    """Return the recipe with batch size and rate decided where records are protected.
+
+    Sums of clipped gradients are divided by a fixed number, and sizes of clients are public there.
+    Of the rate and the expected size of secret batches, the one that is not given follows from how
+    many records there are. A batch that was asked for and is smaller than the data is secret by
+    default where that lowers epsilon for sure: in dp-sgd, unless records are replaced.
+    """
     entry, training = METHODS.find(recipe.training.method, "training.method"), recipe.training
     unit = recipe.privacy.unit or entry.unit
-    if not entry.private or unit != Unit.RECORD or training.batch_size is not None:
+    if not entry.private or unit != Unit.RECORD:
+        if training.batches == BatchKind.POISSON or training.batch_rate is not None:
+            raise ConfigError(
+                "training.batches: secret batches protect records, and this run protects clients. "
+                "Leave it out, or set privacy.unit to record."
+            )
         return recipe
-    batch = min(_LARGEST_BATCH, int(federation.sizes.max()))
-    return replace(recipe, training=replace(training, batch_size=batch))
+    size, rate = training.batch_size, training.batch_rate
+    clients, records = federation.clients, len(federation.train)
+    secret = rate is not None
+    if training.batches is not None:
+        secret = choice(BatchKind, "training.batches", training.batches) is BatchKind.POISSON
+    elif entry.name == "dp-sgd" and size is not None and size * clients < records:
+        secret = recipe.privacy.adjacency in (None, Adjacency.ZERO_OUT)
+    if secret:
+        if size is None and rate is None:
+            raise ConfigError(
+                "training.batches: secret batches need a rate or an expected size. Set "
+                "training.batch_rate or training.batch_size."
+            )
+        if rate is None:
+            rate = min(1.0, (size or 0) * clients / records)
+        if size is None:
+            size = max(1, round(rate * records / clients))
+    elif rate is not None:
+        raise ConfigError(
+            "training.batch_rate: goes with training.batches = 'poisson', and they are shuffled. "
+            "Leave it out."
+        )
+    elif size is None:
+        size = min(_LARGEST_BATCH, int(federation.sizes.max()))
+    return replace(recipe, training=replace(training, batch_size=size, batch_rate=rate))
 
 
 def _decoded_in_cache(data: DataSection) -> bool:

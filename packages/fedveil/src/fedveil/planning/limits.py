@@ -6,14 +6,14 @@ And what spoils it: private data that entered without noise, or parts that nobod
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
-from fedveil.core.origin import is_own, is_own_object
+from fedveil.core.origin import address, is_own, is_own_object, is_unchanged
 from fedveil.core.units import Trust, Unit
 from fedveil.data.declared import used_again
 from fedveil.data.federation import (
@@ -39,20 +39,49 @@ _LAYERS_OF_TORCH = Path(inspect.getfile(nn.Linear)).resolve().parent
 _PLAIN = {bool, int, float, str, *np.sctypeDict.values()}
 
 
-def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
-    """What came from private data without noise, or from code without a proof."""
+def unprotected(context: NoiseContext) -> tuple[str, ...]:
+    """What came from private data without noise."""
     found = list(taken_from_records(context.federation))
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     for data, public in trained_on(context.module).items():
         if origin := start_origin(data, public, context.federation.name):
             found.append(f"Weights start from a model trained on {data}{origin}.")
+    return tuple(found)
+
+
+def foreign_parts(
+    method: Method, trusted: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return a sentence for every part of a method that is not fedveil's own.
+
+    Args:
+        method: The method.
+        trusted: The classes that the user vouches for, each as "package.module:Class".
+
+    Returns:
+        Sentences about parts that are trusted, and sentences about those that are not.
+    """
     # The server's optimiser and smoothing see released values alone: they may be anybody's. So may
     # a loss: it was tried out, and is declared to be each example's own.
     local = replace(method.local, loss=None)
     private = replace(method, optimizer=Sgd(), smoothing=None, local=local)
-    found += [_UNPROVED.format(name) for name in _foreign_parts(private)]
-    return tuple(found)
+    vouched, unknown = [], []
+    for part in _foreign_parts(private):
+        name = address(type(part))
+        if name in trusted and is_unchanged(part):
+            vouched.append(
+                f"The guarantee rests on {name}, which is none of fedveil's own parts: that it "
+                "does what its proof says is declared in privacy.trusted_parts."
+            )
+            continue
+        remedy = f'If you vouch for it, set privacy.trusted_parts = ["{name}"].'
+        if name in trusted:
+            remedy = "Its methods were replaced; leave them as its class has them."
+        elif not name:
+            remedy = "Define its class at the top level of a module to vouch for it."
+        unknown.append(f"{_UNPROVED.format(type(part).__name__)} {remedy}")
+    return tuple(dict.fromkeys(vouched)), tuple(dict.fromkeys(unknown))
 
 
 def taken_from_records(federation: Federation) -> tuple[str, ...]:
@@ -105,10 +134,7 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
             "for then nothing runs."
         )
     if federation.featurizer is not None:
-        found.append(
-            f"Inputs are made of each example alone by {federation.featurizer}, a public map that "
-            "no data have entered."
-        )
+        found.append(str(federation.featurizer))
     if context.pipeline.ballot is not None:
         found.append(
             f"The {len(context.pipeline.ballot.inputs)} inputs that are voted on are public."
@@ -216,14 +242,14 @@ def _foreign_data(federation: Federation) -> Iterator[str]:
             yield type(column).__name__
 
 
-def _foreign_parts(part: object) -> Iterator[str]:
-    """Classes of somebody else anywhere in a method: what a subclass changes, no proof has seen."""
+def _foreign_parts(part: object) -> Iterator[object]:
+    """Objects of somebody else anywhere in a method: what a subclass changes, no proof has seen."""
     if isinstance(part, tuple):
         for inner in part:
             yield from _foreign_parts(inner)
     elif part is not None and type(part) not in _PLAIN:
         if not is_own_object(part):
-            yield type(part).__name__
+            yield part
         for each in fields(part) if is_dataclass(part) and not isinstance(part, type) else ():
             yield from _foreign_parts(getattr(part, each.name))
 

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.errors import PrivacyRefusal
-from fedveil.methods.parts.gradient_noise import GradientNoise
-from fedveil.methods.parts.local_steps import uses_by_client
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
@@ -32,7 +30,7 @@ class Participations:
 
 def participations(plan: Plan, rounds: int | None = None) -> Participations:
     """Every client's own cost of the first `rounds` rounds of a plan with a public schedule."""
-    if plan.privacy_model is None or plan.guarantee is None or plan.context is None:
+    if plan.privacy_model is None or plan.guarantee is None or plan.noise is None:
         raise PrivacyRefusal(
             f"method {plan.method.name!r} adds no noise", "choose a private method"
         )
@@ -45,9 +43,9 @@ def participations(plan: Plan, rounds: int | None = None) -> Participations:
     counts = np.zeros(plan.federation.clients, dtype=np.int64)
     for number in range(rounds):
         counts[plan.sampling.draw(number, None, plan.federation.clients)] += 1  # type: ignore[arg-type]
-    uses = np.zeros_like(counts)
-    if isinstance(plan.method.placement, GradientNoise):
-        uses = uses_by_client(plan.context)
+    uses = plan.noise.record_uses()
+    if uses is None:
+        uses = np.zeros_like(counts)
     # Clients that came equally often and touch their records equally often pay the same.
     groups, place = np.unique(np.stack([counts, uses]), axis=1, return_inverse=True)
     costs = [_cost(plan, int(count), int(use)) for count, use in groups.T]

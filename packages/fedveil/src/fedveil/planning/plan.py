@@ -21,19 +21,19 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Arithmetic, Entropy, Trust, Unit
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.isolation import check_isolation, check_loss
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, StatisticNoise
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.methods.parts.preflight import check_every_round
 from fedveil.planning import limits
-from fedveil.planning.resolve import context_of, distillation, fitted, pipeline_of, sampling_of
-from fedveil.planning.secure_sums import (
-    check_central,
-    check_chosen,
-    check_masks,
+from fedveil.planning.resolve import (
     check_sums,
+    chosen_sums,
+    distillation,
+    noise_of,
+    pipeline_of,
+    sampling_of,
+    usual_noise,
 )
 from fedveil.privacy.accounting import (
     PrivacyModel,
@@ -97,18 +97,23 @@ class Budget:
         return self.delta
 
 
-# Of a plan's context these are chosen; the rest follows from its method, federation and module.
-_CHOSEN = ("noise_multiplier", "arithmetic", "secure")
-
-
 @dataclass(frozen=True, repr=False)
 class Plan(Displayed):
     """What will run, decided to the last number. Build one with `plan`.
 
-    It is data, and holds choices only. Sampling, pipeline, privacy model and guarantee are derived
-    from them, so that `dataclasses.replace` yields a plan that does what its guarantee says: with
-    another method, federation or module the context is fitted again; another context may bring
-    another noise multiplier, arithmetic or secure sums.
+    It is data, and holds choices only. Sampling, noise, pipeline, privacy model and guarantee are
+    derived from them, so that `dataclasses.replace` yields a plan that does what its guarantee
+    says.
+
+    Attributes:
+        noise_multiplier: Noise beside the clip; None if the method adds none.
+        arithmetic: Whether noise is drawn on integers; None if the method adds none.
+        secure_sums: How sums are hidden from whoever takes them; None if they are not. It follows
+            from the method, but for the mode and the simulated dropout.
+        delta: Of the guarantee; None: a simulation that promises nothing.
+        declared: What else the guarantee takes to be public, a sentence each.
+        unprotected: What else was taken from the protected data, a sentence each.
+        trusted_parts: Classes of others, "package.module:Class", that the guarantee may rest on.
     """
 
     method: Method
@@ -116,46 +121,46 @@ class Plan(Displayed):
     module: nn.Module = field(repr=False)
     start: Tensor = field(repr=False)  # initial weights [parameters]
     seed: int | None
-    context: NoiseContext | None = field(default=None, repr=False)  # what the noise is fitted to
-    delta: float | None = None  # of the guarantee; None: a simulation that promises nothing
-    declared: tuple[str, ...] = ()  # what else the guarantee takes to be public
-    unprotected: tuple[str, ...] = ()  # what else was taken from the protected data
-    basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the context
+    noise_multiplier: float | None = None
+    arithmetic: Arithmetic | None = None
+    secure_sums: SecureSums | None = None
+    delta: float | None = None
+    declared: tuple[str, ...] = ()
+    unprotected: tuple[str, ...] = ()
+    trusted_parts: tuple[str, ...] = ()
+    tried: tuple[object, ...] = field(default=(), repr=False, compare=False)  # parts and choices
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         if self.seed is not None:  # None: protected
             whole("seed", self.seed)
         if self.start.shape != (self.layout.size,):
             raise ConfigError(f"start: need the module's {self.layout.size} weights")
-        placement, context = self.method.placement, self.context
-        if placement is None or context is None:
-            if (placement is None) != (context is None):
-                raise ConfigError(
-                    "context: a plan has one if its method adds noise; make a new plan"
-                )
+        private = self.method.placement is not None
+        if private == (self.noise_multiplier is None) or private == (self.arithmetic is None):
+            raise ConfigError(
+                "noise_multiplier, arithmetic: a plan has them if its method adds noise; make a "
+                "new plan"
+            )
+        if not private:
             return
-        basis = (self.method, self.federation, self.module)
-        tried = self.basis[3:]  # a context with which every round was tried
-        if tried and all(map(operator.is_, self.basis, basis)):
-            for name in (each.name for each in fields(NoiseContext) if each.name not in _CHOSEN):
-                if getattr(context, name) is not getattr(self.basis[3], name):
-                    raise ConfigError(f"context.{name}: follows from the method; change it there")
-            check_chosen(self.method, placement, context)
-        else:
+        if self.seed is None and self.delta is None:
+            raise ConfigError("delta: a protected plan promises something, and needs one")
+        parts = (self.method, self.federation, self.module)
+        known = bool(self.tried) and all(map(operator.is_, self.tried, parts))
+        if not known:
             check_model(self.module, self.federation, protected=self.seed is None)
             check_isolation(self.module, self.federation, self.method.local.per_example)
             check_loss(self.method.local.loss, self.module, self.federation)
-            noise, summed = context.noise_multiplier, context.secure is not None
-            context = fitted(*basis, placement, context.arithmetic, noise, summed)
-            check_central(placement, context)
-        if not tried or context is not tried[0]:
-            check_every_round(self.method, placement, context)
-        settle(self, context=context, basis=(*basis, context))
-        check_masks(placement, context)
-        if self.seed is None:
-            if self.delta is None:
-                raise ConfigError("delta: a protected plan promises something, and needs one")
-            check_sums(placement, context)
+        if self.secure_sums is not None:
+            sums = chosen_sums(self.method, self.federation, self.secure_sums, same_method=known)
+            settle(self, secure_sums=sums)
+        noise = self.private_noise
+        check_sums(noise, promised=self.seed is None)
+        choices = (self.noise_multiplier, self.arithmetic, self.secure_sums)
+        if not known or self.tried[len(parts) :] != choices:
+            check_every_round(self.method, noise)
+        settle(self, tried=parts + choices)
 
     def _display(self) -> tuple[str, dict[str, object]]:
         known = vars(self).get("guarantee")  # a repr starts no accounting
@@ -180,7 +185,7 @@ class Plan(Displayed):
             ConfigError: A part, such as the module, was changed in place after the plan was made.
         """
         chosen = {each.name: getattr(self, each.name) for each in fields(Plan)}
-        chosen |= {"module": copy.deepcopy(self.module), "basis": ()}
+        chosen |= {"module": copy.deepcopy(self.module), "tried": ()}
         anew = Plan(**chosen)  # fitted and tried anew
         if anew.guarantee != self.guarantee:
             raise ConfigError("plan: its parts were changed after it was made; make a new one")
@@ -191,14 +196,34 @@ class Plan(Displayed):
         return layout_of(self.module)
 
     @cached_property
+    def noise(self) -> NoisePlacement | None:
+        """The method's noise, fitted to this plan: one object to ask; None if it adds none."""
+        if self.noise_multiplier is None or self.arithmetic is None:
+            return None
+        parts = (self.method, self.federation, self.module)
+        return noise_of(*parts, self.arithmetic, self.noise_multiplier, self.secure_sums)
+
+    @property
+    def private_noise(self) -> NoisePlacement:
+        """The same where there must be one."""
+        if self.noise is None:
+            raise ConfigError(f"training.method: {self.method.name!r} adds no noise")
+        return self.noise
+
+    @property
+    def context(self) -> NoiseContext | None:
+        """The facts that the noise is fitted to."""
+        return None if self.noise is None else self.noise.facts
+
+    @cached_property
     def sampling(self) -> Sampling:
         """Who takes part: drawn in the rounds, and accounted for."""
         return self.context.sampling if self.context else sampling_of(self.method, self.federation)
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        if isinstance(self.method.placement, StatisticNoise) and self.context is not None:
-            return self.method.placement.server(self.context)
+        if self.noise is not None and self.noise.server is not None:
+            return self.noise.server
         if self.method.voting is None:
             return self.method.optimizer
         return distillation(self.method.voting, self.federation, self.module)
@@ -206,27 +231,16 @@ class Plan(Displayed):
     @cached_property
     def pipeline(self) -> UpdatePipeline:
         """What leaves a client in the first round."""
-        if self.method.placement is None or self.context is None:
+        if self.noise is None:
             return pipeline_of(self.method, self.federation, self.module)
-        return self.method.placement.pipeline(self.context, self.context.pipeline.clip, 0)
-
-    @cached_property
-    def secure_sums(self) -> SecureSums | None:
-        """How sums are hidden from whoever takes them; None if they are not."""
-        return None if self.context is None else self.context.secure
+        return self.noise.pipeline(self.noise.facts.pipeline.clip)
 
     @cached_property
     def privacy_model(self) -> PrivacyModel | None:
-        if self.method.placement is None or self.context is None:
+        if self.noise is None:
             return None
-        return _privacy_model(
-            self.method,
-            self.method.placement,
-            self.context,
-            self.seed,
-            self.declared,
-            self.unprotected,
-        )
+        said = self.declared, self.unprotected, self.trusted_parts
+        return _privacy_model(self.method, self.noise, self.seed, *said)
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
@@ -246,15 +260,9 @@ class Plan(Displayed):
         return Randomness(self.seed)
 
     @property
-    def noise_multiplier(self) -> float | None:
-        return None if self.context is None else self.context.noise_multiplier
-
-    @property
     def local(self) -> LocalTraining:
         """What clients do, with any noise that belongs into their steps."""
-        if self.method.placement is None or self.context is None:
-            return self.method.local
-        return self.method.placement.local(self.context)
+        return self.method.local if self.noise is None else self.noise.local
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -263,13 +271,11 @@ class Plan(Displayed):
         If all clients send the same update of full norm, their averages over the run add up to
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
-        context, privacy_model = self.context, self.privacy_model
-        if context is None or privacy_model is None or privacy_model.unit is not Unit.CLIENT:
+        fitted, privacy_model = self.noise, self.privacy_model
+        if fitted is None or privacy_model is None or privacy_model.unit is not Unit.CLIENT:
             return ()
-        noise, placement = context.noise_multiplier, self.method.placement
-        if isinstance(placement, CorrelatedNoise):
-            noise *= placement.noise_ratio(context)
-        cohort, clients = self.sampling.expected_cohort, context.clients
+        noise = fitted.facts.noise_multiplier * fitted.noise_ratio
+        cohort, clients = self.sampling.expected_cohort, fitted.facts.clients
         seen = math.sqrt(cohort) if privacy_model.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
         if ratio >= 1:
@@ -283,9 +289,7 @@ class Plan(Displayed):
 
     def releases(self, rounds: int) -> tuple[Release, ...]:
         """What leaves in the first `rounds` rounds."""
-        if self.method.placement is None or self.context is None or rounds == 0:
-            return ()
-        return _releases(self.method, self.method.placement, self.context, rounds)
+        return () if self.noise is None or rounds == 0 else _releases(self.noise, rounds)
 
     def spent(self, rounds: int) -> float | None:
         """Epsilon after `rounds` rounds; None if the method gives no guarantee."""
@@ -309,6 +313,7 @@ def plan(
     arithmetic: Arithmetic | None = None,
     declared: Sequence[str] = (),
     unprotected: Sequence[str] = (),
+    trusted_parts: Sequence[str] = (),
 ) -> Plan:
     """Resolve a method against data, a model and a budget.
 
@@ -316,7 +321,8 @@ def plan(
     `arithmetic=None` is exact without a seed and under a secure sum, which adds integers, and
     idealised (faster) with a seed. Sentences: `declared` says what else the guarantee takes to be
     public; `unprotected` what was taken from the protected data by other ways, so that nothing is
-    certified.
+    certified. `trusted_parts` names classes of others, as "package.module:Class", whose proofs you
+    vouch for: a method with other parts that are not fedveil's is not certified.
 
     >>> import fedveil as fv
     >>> digits = fv.load("digits", clients=100)
@@ -330,9 +336,10 @@ def plan(
     instance_of(Method)("method", method)
     instance_of(Federation)("federation", federation)
     instance_of(nn.Module, "torch.nn.Module")("model", model)
-    for name, given in (("declared", declared), ("unprotected", unprotected)):
+    lists = {"declared": declared, "unprotected": unprotected, "trusted_parts": trusted_parts}
+    for name, given in lists.items():
         if isinstance(given, str):
-            raise ConfigError(f"{name}: need a list of sentences, got {given!r}")
+            raise ConfigError(f"{name}: need a list, got {given!r}")
     placement, start = method.placement, flatten(model)
     check_model(model, federation, protected=seed is None and placement is not None)
     check_loss(method.local.loss, model, federation)
@@ -351,17 +358,17 @@ def plan(
         raise ConfigError(f"privacy.epsilon: method {method.name!r} needs a budget")
     instance_of(Budget)("budget", budget)
     check_isolation(model, federation, method.local.per_example)
-    context = context_of(method, federation, model, placement, seed, arithmetic)
-    privacy_model = _privacy_model(method, placement, context, seed, declared, unprotected)
-    delta = _delta(method, placement, context, privacy_model, budget)
-    if budget.noise_multiplier is not None:
-        noise = budget.noise_multiplier
-    else:
-        noise = _calibrated(method, placement, context, privacy_model, budget.epsilon or 0.0, delta)
-    context = replace(context, noise_multiplier=noise)
-    check_every_round(method, placement, context)
-    said, basis = (tuple(declared), tuple(unprotected)), (method, federation, model, context)
-    made = Plan(method, federation, model, start, seed, context, delta, *said, basis=basis)
+    noise = usual_noise(method, federation, model, seed, arithmetic)
+    said = tuple(declared), tuple(unprotected), tuple(trusted_parts)
+    privacy_model = _privacy_model(method, noise, seed, *said)
+    delta = _delta(noise, privacy_model, budget)
+    multiplier = budget.noise_multiplier
+    if multiplier is None:
+        multiplier = _calibrated(noise, privacy_model, budget.epsilon or 0.0, delta)
+    choices = multiplier, noise.facts.arithmetic, noise.facts.secure
+    check_every_round(method, noise.scaled(multiplier))
+    tried = (method, federation, model, *choices)
+    made = Plan(method, federation, model, start, seed, *choices, delta, *said, tried)
     if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
         raise RuntimeError("a plan with noise has a guarantee")
     return made
@@ -373,91 +380,73 @@ def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
     What `plan` would take, or a little more where only a slow accountant proves that less will do;
     nothing is promised, so nothing is accounted.
     """
-    placement = method.placement
-    if placement is None or like.context is None or budget.epsilon is None:
-        raise ConfigError(f"training.method: {method.name!r} adds no noise")
-    context = context_of(
-        method, like.federation, like.module, placement, like.seed, like.context.arithmetic
-    )
-    privacy_model = _privacy_model(method, placement, context, like.seed)
-    delta = _delta(method, placement, context, privacy_model, budget)
-    return _calibrated(
-        method, placement, context, privacy_model, budget.epsilon, delta, quickly=True
-    )
+    if budget.epsilon is None:
+        raise ConfigError("privacy.epsilon: set it; the noise follows from it")
+    noise = usual_noise(method, like.federation, like.module, like.seed, like.arithmetic)
+    privacy_model = _privacy_model(method, noise, like.seed)
+    delta = _delta(noise, privacy_model, budget)
+    return _calibrated(noise, privacy_model, budget.epsilon, delta, quickly=True)
 
 
-def _delta(
-    method: Method,
-    placement: NoisePlacement,
-    context: NoiseContext,
-    privacy_model: PrivacyModel,
-    budget: Budget,
-) -> float:
-    releases = _releases(method, placement, context, method.rounds)
+def _delta(noise: NoisePlacement, privacy_model: PrivacyModel, budget: Budget) -> float:
+    facts = noise.facts
+    releases = _releases(noise, facts.rounds)
     pure = all(isinstance(release.mechanism, Laplace) for release in releases)
-    return budget.resolved_delta(privacy_model.population or context.federation.clients, pure=pure)
+    return budget.resolved_delta(privacy_model.population or facts.federation.clients, pure=pure)
 
 
 def _privacy_model(
     method: Method,
-    placement: NoisePlacement,
-    context: NoiseContext,
+    noise: NoisePlacement,
     seed: int | None,
     declared: Sequence[str] = (),
     unprotected: Sequence[str] = (),
+    trusted_parts: Sequence[str] = (),
 ) -> PrivacyModel:
     """Who is protected from whom, as the noise's place has it, with all that the plan knows."""
-    model, federation = placement.privacy_model(context), context.federation
+    model, facts = noise.privacy_model(), noise.facts
     entropy = Entropy.SYSTEM if seed is None else Entropy.SEEDED
-    if federation.bought is not None:
-        federation.bought.check(model.unit, model.trust, entropy)
+    if facts.federation.bought is not None:
+        facts.federation.bought.check(model.unit, model.trust, entropy)
+    trusted, untrusted = limits.foreign_parts(method, trusted_parts)
     return replace(
         model,
-        population=context.clients if model.unit is Unit.CLIENT else len(federation.train),
-        arithmetic=context.arithmetic,
+        population=facts.clients if model.unit is Unit.CLIENT else len(facts.federation.train),
+        arithmetic=facts.arithmetic,
         entropy=entropy,
-        unprotected=(*limits.unprotected(method, context), *unprotected),
-        declared=(*limits.declared(context, model.unit, model.trust), *declared),
-        not_covered=limits.not_covered(context, model.trust),
+        unprotected=(*limits.unprotected(facts), *untrusted, *unprotected),
+        declared=(*limits.declared(facts, model.unit, model.trust), *trusted, *declared),
+        not_covered=limits.not_covered(facts, model.trust),
     )
 
 
-def _releases(
-    method: Method, placement: NoisePlacement, context: NoiseContext, rounds: int
-) -> tuple[Release, ...]:
-    bought = context.federation.bought
-    before = () if bought is None else bought.releases
-    if isinstance(method.clip_rule, AdaptiveClipping):
-        return (*method.clip_rule.releases(placement, context, rounds), *before)
-    return (*placement.releases(context, rounds), *before)
+def _releases(noise: NoisePlacement, rounds: int) -> tuple[Release, ...]:
+    bought = noise.facts.federation.bought
+    return (*noise.releases(rounds), *(() if bought is None else bought.releases))
 
 
 def _calibrated(
-    method: Method,
-    placement: NoisePlacement,
-    context: NoiseContext,
+    noise: NoisePlacement,
     privacy_model: PrivacyModel,
     epsilon: float,
     delta: float,
     quickly: bool = False,
 ) -> float:
     """The least noise multiplier with which all releases together keep to epsilon."""
-
-    noise = least_noise(
-        lambda level: _releases(
-            method, placement, replace(context, noise_multiplier=level), context.rounds
-        ),
+    rounds = noise.facts.rounds
+    found = least_noise(
+        lambda level: _releases(noise.scaled(level), rounds),
         epsilon=epsilon,
         delta=delta,
         privacy_model=privacy_model,
         # As if every participation were charged alone: too much, but the right order.
-        guess=math.sqrt(max(1, context.rounds)) / epsilon,
+        guess=math.sqrt(max(1, rounds)) / epsilon,
         quickly=quickly,
     )
-    if noise is None:
+    if found is None:
         raise PrivacyRefusal(
             f"no amount of noise on the updates keeps to epsilon {epsilon}: other releases, such "
             "as a tracked clip, or missing noise shares cost more",
             "raise privacy.epsilon or privacy.clip_noise, or name fewer colluders",
         )
-    return noise
+    return found

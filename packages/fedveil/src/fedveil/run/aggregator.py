@@ -27,6 +27,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.origin import is_own
 from fedveil.core.randomness import Randomness
 from fedveil.core.registry import extension
+from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.privacy.secure_sums.aggregation import SecureSums
 from fedveil.privacy.secure_sums.dropouts import NO_DROPOUTS, Dropouts, draw_dropouts
 from fedveil.privacy.secure_sums.errors import NotReleased
@@ -59,12 +60,22 @@ class Summands(Protocol):
         ...
 
     @property
+    def clip_norm(self) -> float | None:
+        """The bound on one client's vector, if it is clipped."""
+        ...
+
+    @property
+    def integers(self) -> NoisyIntegers | None:
+        """What goes into a secure sum; None if that is no vector of integers."""
+        ...
+
+    @property
     def word(self) -> int:
         """Bits of the words that carry the integers of a masked sum."""
         ...
 
-    def share(self, client: int, row: Ints) -> Ints:
-        """What a client sends under its masks: its integers with its own noise share."""
+    def upload(self, client: int, row: Ints) -> Ints:
+        """What a client sends: its integers, with its own noise or noise share if it adds any."""
         ...
 
     def decode(self, whole: Ints) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,10 +10,31 @@ from torch import Tensor, nn
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
-from fedveil.data.federation import Task
+from fedveil.data.federation import Scaling, Task
 from fedveil.run.bundle import ModelBundle
 from fedveil.training.models.losses import class_scores
-from fedveil.training.models.random_features import RandomFeatures, RandomLayer
+
+
+class _Half(nn.Module):
+    """Round features to half precision, as stored ones are."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.half().float()
+
+
+class _Scaled(nn.Module):
+    """Shift and scale stored examples as in training."""
+
+    shift: Tensor
+    factor: Tensor
+
+    def __init__(self, scaling: Scaling) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.from_numpy(scaling.shift))
+        self.register_buffer("factor", torch.from_numpy(scaling.factor))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs - self.shift) * self.factor
 
 
 class Answers(nn.Module):
@@ -28,10 +48,13 @@ class Answers(nn.Module):
         self.several = bundle.task is Task.MULTI_LABEL
         self.classes, self.input_shape = bundle.task is Task.CLASSIFICATION, bundle.input_shape
         self.module, made = module, bundle.featurizer
-        if made is not None and isinstance(made.features, RandomFeatures):
+        layer = getattr(None if made is None else made.features, "as_layer", None)
+        if made is not None and layer is not None:
             self.input_shape = made.input_shape
-            first = RandomLayer(made.features, math.prod(made.input_shape))
-            self.module = nn.Sequential(first, module)
+            parts = [layer(made.input_shape), _Half(), module]
+            if made.scaling is not None:
+                parts.insert(0, _Scaled(made.scaling))
+            self.module = nn.Sequential(*parts)
         target = None if bundle.encoder is None else bundle.encoder.target
         self.width, self.centre = (1.0, 0.0) if target is None else (target.width, target.centre)
 

@@ -15,7 +15,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.privacy.secure_sums.errors import NotReleased
 from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.round_report import RoundDropouts, RoundReport
@@ -38,8 +37,7 @@ def play_round(run: Run, last: bool) -> RoundReport:
 
     # Clients train from the shared weights and shape their updates. A masked sum takes each one
     # with its own noise share as soon as it is there; otherwise noise goes into the plain sum.
-    this_round = RoundContext(number, cohort, run.randomness, memory=run.memory)
-    updates = update_sum(plan, this_round, state.optimizer)
+    updates = update_sum(plan, number, cohort, run.randomness, state.optimizer, run.memory)
     dropouts = run.aggregator.dropouts(cohort, run.randomness, number)
     try:
         total = run.aggregator.open(updates, cohort, dropouts)

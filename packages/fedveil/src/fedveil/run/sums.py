@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.noise_placement import RoundContext
-from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.core.randomness import Randomness
+from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.planning.plan import Plan
-from fedveil.privacy.secure_sums.aggregation import COUNT
+from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.secure_sums.dropouts import Dropouts
 from fedveil.run.aggregator import Aggregator
 from fedveil.training.client.batches import client_sizes
@@ -18,61 +17,69 @@ from fedveil.training.engines.contract import Cohort
 from fedveil.training.server.optimizers import State
 
 
-def pipeline_in(plan: Plan, round_number: int, state: State) -> UpdatePipeline:
-    """What leaves a client in a round (from 0), after the rounds that left this state."""
-    placement, context, rule = plan.method.placement, plan.context, plan.method.clip_rule
-    if placement is None or context is None:
+def pipeline_in(plan: Plan, number: int, state: State) -> UpdatePipeline:
+    """Return what leaves a client in a round (from 0), after the rounds that left this state."""
+    if plan.noise is None:
         return plan.pipeline
-    clip = context.pipeline.clip
-    if rule is not None:
-        clip = rule.clip(plan.method.local, round_number, state)
-    return placement.pipeline(context, clip, round_number)
+    facts = plan.noise.facts
+    return plan.noise.pipeline(facts.rule.clip(facts.local, number, state), number)
 
 
-def update_sum(plan: Plan, this_round: RoundContext, state: State) -> PrivateSum:
-    """The sum of the shaped updates, with the clip and the noise of this round."""
-    pipeline = pipeline_in(plan, this_round.round_number, state)
-    return PrivateSum(plan.method.placement, plan.context, pipeline, this_round, plan.layout)
+def update_sum(
+    plan: Plan,
+    number: int,
+    cohort: Cohort,
+    randomness: Randomness,
+    state: State,
+    memory: NoiseMemory | None = None,
+) -> RoundNoise:
+    """Return the sum of a round's shaped updates, with the clip and the noise of that round.
+
+    Args:
+        plan: What is run.
+        number: The round, from 0.
+        cohort: The clients whose updates are summed.
+        randomness: Where the noise is drawn from.
+        state: What the rounds before have left: it says where a tracked clip stands.
+        memory: What the run remembers of earlier noise.
+    """
+    shape = pipeline_in(plan, number, state)
+    return RoundNoise(plan.noise, shape, plan.layout, number, cohort, randomness, memory=memory)
 
 
 def divisor(plan: Plan, pipeline: UpdatePipeline, clients: Cohort) -> float:
-    """What an average divides by.
+    """Return what an average divides by.
 
     A private method takes the public expected cohort, never the realised one; under a secure sum
     the survivors, whose number is no secret there: no credit is claimed for a secret cohort.
     """
-    if plan.method.placement is None:
+    if plan.noise is None:
         return max(float(pipeline.weights(client_sizes(plan.federation, clients)).sum()), 1e-30)
-    if plan.context is not None and plan.context.secure is not None:
-        return len(clients)
-    return plan.sampling.expected_cohort
+    return plan.sampling.expected_cohort if plan.secure_sums is None else len(clients)
 
 
 def next_clip(
     plan: Plan,
-    updates: PrivateSum,
+    updates: RoundNoise,
     statistics: Block | None,
     aggregator: Aggregator,
     dropouts: Dropouts,
     clients: Cohort,
     state: State,
 ) -> tuple[State, Mapping[str, float]]:
-    """A tracked clip's next state and released figures; nothing if the clip is not tracked.
+    """Return a tracked clip's next state and released figures; nothing if it is not tracked.
 
     Every client's bit, whether its norm was within the clip, goes into a noisy sum of its own over
     the same cohort. Without `statistics`, clients work their bits out themselves.
     """
-    rule, placement = plan.method.clip_rule, updates.placement
-    if placement is None or not isinstance(rule, AdaptiveClipping):
+    count, noise = updates.count, updates.noise
+    if count is None or noise is None:
         return {}, {}
-    clip = updates.noise.clip
-    own = rule.count_noise(placement, updates.noise)
-    this_round = replace(updates.this_round, purpose=COUNT)
-    bits = PrivateSum(placement, own.context, own.pipeline, this_round, own.context.layout)
-    opened = aggregator.open(bits, updates.this_round.cohort, dropouts)
+    rule, clip = noise.facts.rule, updates.clip
+    opened = aggregator.open(count, updates.cohort, dropouts)
     if statistics is not None:
-        halves = rule.halves(own, clip, statistics.norms)
+        halves = rule.halves(count, clip, statistics.norms)
         opened.add(replace(statistics, updates=halves))
-    count = float(opened.release())
-    moved, share = rule.follow(count, divisor(plan, own.pipeline, clients), clip, state)
+    counted = float(opened.release())
+    moved, share = rule.follow(counted, divisor(plan, count.pipeline, clients), clip, state)
     return moved, {"clip_norm": clip.norm, "below_clip": share}

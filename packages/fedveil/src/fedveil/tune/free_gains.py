@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise
+from fedveil.methods.parts.noise_placement import Bounded, Drawn
 from fedveil.methods.registry import METHODS
 from fedveil.planning.plan import Plan
 from fedveil.planning.recipe import Recipe
@@ -77,13 +77,13 @@ def _features(*, photographs: bool) -> tuple[FreeGain, ...]:
 
 def _cancelling(plan: Plan) -> float:
     """How much less noise there would be in the weights at the same epsilon."""
-    own, context = plan.method.placement, plan.context
-    if context is None or type(own) is not CentralNoise or plan.method.clip_rule is not None:
+    own = plan.noise
+    if own is None or own.drawn is not Drawn.BY_SERVER or plan.method.clip_rule is not None:
         return 1.0
-    (release,) = plan.releases(plan.method.rounds)
-    if plan.sampling.separation == 1 or not isinstance(release.mechanism, Gaussian):
+    independent = own.bounded is Bounded.UPDATE and isinstance(own.mechanism(), Gaussian)
+    if plan.sampling.separation == 1 or not independent:
         return 1.0
-    other = CorrelatedNoise(own.noise, own.adjacency, own.colluders)
-    (cancelling,) = other.releases(replace(context, noise_multiplier=1.0), context.rounds)
-    length = getattr(cancelling.mechanism, "norm", 1.0)
-    return float(1 / (length * other.noise_ratio(context)))
+    other = CorrelatedNoise(adjacency=own.adjacency, colluders=own.colluders)
+    cancelling = other.fit(replace(own.facts, noise_multiplier=1.0))
+    length = getattr(cancelling.mechanism(), "norm", 1.0)
+    return float(1 / (length * cancelling.noise_ratio))

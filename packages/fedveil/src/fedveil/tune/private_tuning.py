@@ -159,7 +159,7 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tupl
 def _noisier(plan: Plan, noise: float) -> Plan:
     if plan.context is None:
         raise ConfigError("--tune-on-private-data: needs a private method")
-    return replace(plan, context=replace(plan.context, noise_multiplier=noise))
+    return replace(plan, noise_multiplier=noise)
 
 
 def _scored_on(private: Federation, scored: Proxy) -> Federation:

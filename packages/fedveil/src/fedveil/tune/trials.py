@@ -15,25 +15,19 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Unit
 from fedveil.data.federation import Federation, Task
-from fedveil.methods.parts.adaptive_clipping import StepBound
-from fedveil.methods.parts.distributed_noise import DistributedNoise
-from fedveil.methods.parts.gradient_noise import GradientNoise
-from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext, RoundNoise
+from fedveil.methods.parts.noise_placement import Drawn
 from fedveil.planning.assemble import method_of, model_of
-from fedveil.planning.plan import Budget, Plan, plan, quick_noise
+from fedveil.planning.plan import Budget, Plan, quick_noise
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.sampling import Everyone
 from fedveil.run.evaluation import Metrics
 from fedveil.run.run import Run, Speed
+from fedveil.training.models.flat import flatten
 from fedveil.tune.proxy import Proxy, some_clients
 
 _TRAINING = ("learning_rate", "rounds", "local_steps", "penalty", "sparsity")
@@ -94,52 +88,6 @@ def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
         server=replace(recipe.server, **server),
         privacy=replace(recipe.privacy, clip_norm=candidate.clip_norm, **tracked),
     )
-
-
-class _LocalInOneDraw(LocalNoise):
-    """Noise of all clients in one draw, which protects nobody: for trials on public data.
-
-    A trial sees only the sum, and its law is known: Gaussians add up to a Gaussian, n Laplace
-    variables to the difference of two Gamma(n) ones.
-    """
-
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
-        scale = at.scale
-        uploads, size = len(this_round.cohort), len(total)
-        draw = np.random.default_rng(this_round.stream().words(4))
-        if self.noise is Noise.LAPLACE:
-            noise = scale * (draw.gamma(uploads, size=size) - draw.gamma(uploads, size=size))
-        else:
-            noise = scale * math.sqrt(uploads) * draw.standard_normal(size)
-        return _with_noise(at.context, total, noise)
-
-
-class _SharesInOneDraw(DistributedNoise):
-    """The continuous shares of all clients in one draw: as above."""
-
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
-        shares = len(this_round.cohort) / at.context.sampling.expected_cohort
-        scale = at.scale * math.sqrt(shares)
-        draw = np.random.default_rng(this_round.stream().words(4))
-        return _with_noise(at.context, total, scale * draw.standard_normal(len(total)))
-
-
-def _with_noise(context: NoiseContext, total: Tensor, noise: npt.NDArray[np.float64]) -> Tensor:
-    if context.exact:
-        raise PrivacyRefusal(
-            "noise in one draw protects nobody", "use it for trials on public data"
-        )
-    return (total.double() + torch.from_numpy(noise)).float()
-
-
-def in_one_draw(method: Method) -> Method:
-    """The method with its clients' noise drawn together, where that is the same in law."""
-    placement = method.placement
-    if isinstance(placement, LocalNoise):
-        return replace(method, placement=_LocalInOneDraw(**vars(placement)))
-    if isinstance(placement, DistributedNoise) and placement.rotation is None:
-        return replace(method, placement=_SharesInOneDraw(**vars(placement)))
-    return method
 
 
 _LEAST_COHORT = 8  # of a trial: fewer clients say nothing about an average
@@ -233,8 +181,8 @@ class ProxyTrials:
         noise = trial.noise * self.noise(recipe, 2 if trial.share == 1 else 4)
         wanted = self._cohort(recipe)
         part = (cohort := self._trial_cohort(wanted, trial.share)) / wanted
-        alone = isinstance(self.real.method.placement, LocalNoise | GradientNoise)
-        noise *= math.sqrt(part) if alone else part
+        undivided = self.real.private_noise.drawn is Drawn.BY_EACH
+        noise *= math.sqrt(part) if undivided else part
         federation, training = self.proxy.federation, recipe.training
         if isinstance(self.real.sampling, Everyone):
             federation = self._some(cohort, trial.seed)
@@ -355,20 +303,17 @@ def _train(planned: Plan, deadline: float) -> tuple[Metrics | None, int]:
 
 def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) -> Plan:
     """The recipe's plan on public data with this noise, and no guarantee worked out."""
-    method, chosen = in_one_draw(method_of(recipe)), recipe.model
+    method, chosen = method_of(recipe), recipe.model
+    if method.placement is not None:
+        method = replace(method, placement=method.placement.in_one_draw())
     method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
     if chosen.start is not None:
         raise ConfigError("model.start: trials are about models that start anew; leave it out")
     model = model_of(chosen, federation)
-    bare = plan(replace(method, placement=None, clip_rule=None), federation, model, seed=seed)
-    pipeline = bare.pipeline
-    if method.clip_rule is not None:
-        pipeline = replace(pipeline, clip=method.clip_rule.clip(method.local, 0, {}))
-    run = bare.sampling, method.rounds, method.local, pipeline
-    context = NoiseContext(*run, federation, model, bare.layout, Arithmetic.IDEALISED, noise)
-    return replace(bare, method=method, context=context)
+    return Plan(method, federation, model, flatten(model), seed, noise, Arithmetic.IDEALISED)
 
 
 def clips_gradients(method: Method) -> bool:
     """Whether the recipe's clip bounds single gradients instead of whole updates."""
-    return isinstance(method.clip_rule, StepBound) or method.local.gradient_clip is not None
+    rule = method.clip_rule
+    return (rule is not None and rule.bounds_gradients) or method.local.gradient_clip is not None

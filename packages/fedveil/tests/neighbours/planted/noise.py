@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -9,11 +11,10 @@ from unittest.mock import patch
 from fedveil.methods.parts import central_noise
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
-from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise, OneStepNoise
 from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.methods.parts.noise_placement import NoiseContext, RoundNoise
+from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.methods.parts.noisy_votes import VoteNoise
-from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.sampling import RoundRobin
@@ -26,9 +27,9 @@ def noise_of_the_first_clip() -> Any:
     """A tracked clip moves, and the noise stays."""
     real = central_noise.CentralNoise.protect
 
-    def protect(self: Any, at: RoundNoise, total: Any, this_round: Any) -> Any:
-        first = replace(at, pipeline=replace(at.pipeline, clip=at.context.clip))
-        return real(self, first, total, this_round)
+    def protect(self: Any, at: RoundNoise, total: Any) -> Any:
+        first = replace(at, pipeline=replace(at.pipeline, clip=self.facts.clip))
+        return real(self, first, total)
 
     return patch.object(central_noise.CentralNoise, "protect", protect)
 
@@ -36,12 +37,12 @@ def noise_of_the_first_clip() -> Any:
 @plant(150)
 def half_of_the_shares() -> Any:
     """Only every other client of a secure sum adds its noise share."""
-    real = PrivateSum.protect
+    real = RoundNoise.protect
 
-    def protect(self: PrivateSum, total: Any, clients: Any) -> Any:
+    def protect(self: RoundNoise, total: Any, clients: Any) -> Any:
         return real(self, total, clients[: (len(clients) + 1) // 2])
 
-    return patch.object(PrivateSum, "protect", protect)
+    return patch.object(RoundNoise, "protect", protect)
 
 
 def _less(kind: type[Any], share: float) -> Any:
@@ -49,8 +50,8 @@ def _less(kind: type[Any], share: float) -> Any:
     real = kind.protect
 
     def protect(self: Any, at: RoundNoise, *args: Any) -> Any:
-        less = replace(at.context, noise_multiplier=share * at.context.noise_multiplier)
-        return real(self, replace(at, context=less), *args)
+        less = self.scaled(share * self.facts.noise_multiplier)
+        return real(less, replace(at, noise=less), *args)
 
     return patch.object(kind, "protect", protect)
 
@@ -76,24 +77,30 @@ def a_hundredth_less_noise_in_shares() -> Any:
     return patch.object(DistributedNoise, "integers", integers)
 
 
+@contextmanager
+def local_rule(changed: Callable[[Any], Any]) -> Iterator[None]:
+    """Clients of gradient noise follow another rule than the one that is accounted."""
+    with ExitStack() as stack:
+        for kind in (GradientNoise, OneStepNoise):
+            real: Any = kind.__dict__["local"]
+            other = property(lambda self, real=real: changed(real.fget(self)))
+            stack.enter_context(patch.object(kind, "local", other))
+        yield
+
+
 @plant(200, lambda case: case.kind.by_record)
 def a_fifth_less_noise_in_gradients() -> Any:
-    real = GradientNoise.local
-
-    def local(self: GradientNoise, context: NoiseContext) -> Any:
-        rule = real(self, context)
-        return replace(rule, gradient_noise=0.8 * rule.gradient_noise)
-
-    return patch.object(GradientNoise, "local", local)
+    return local_rule(lambda rule: replace(rule, gradient_noise=0.8 * rule.gradient_noise))
 
 
 @plant(150, lambda case: case.table["training"]["method"] == "ae-dpfl")
 def half_of_the_noise_on_votes() -> Any:
-    protect, std = VoteNoise.protect, VoteNoise._std
+    protect, std = VoteNoise.protect, VoteNoise._whole_std
 
-    def halved(self: VoteNoise, *args: Any) -> Any:
-        with patch.object(VoteNoise, "_std", lambda self, context: std(self, context) / 2):
-            return protect(self, *args)
+    def halved(self: VoteNoise, at: RoundNoise, total: Any) -> Any:
+        less = property(lambda self: std.fget(self) / 2)
+        with patch.object(VoteNoise, "_whole_std", less):
+            return protect(self, replace(at), total)  # a copy: it has worked nothing out yet
 
     return patch.object(VoteNoise, "protect", halved)
 

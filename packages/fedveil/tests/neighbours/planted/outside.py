@@ -9,8 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 from fedveil.data import table
-from fedveil.methods.parts.gradient_noise import GradientNoise
-from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.planning import assemble
 from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import Ledger
@@ -21,6 +19,7 @@ from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
 
 from ..cases import RESUMED
+from .noise import local_rule
 from .registry import plant, scheduled
 
 
@@ -57,12 +56,7 @@ def the_divisor_counts_clients() -> Any:
 @plant(200, lambda case: case.kind.by_record)
 def the_last_step_goes_without_noise() -> Any:
     """Noisy gradients but for the last, whose noise nothing brings later."""
-    real = GradientNoise.local
-
-    def local(self: GradientNoise, context: NoiseContext) -> Any:
-        return replace(real(self, context), last_step_noise=False)
-
-    return patch.object(GradientNoise, "local", local)
+    return local_rule(lambda rule: replace(rule, last_step_noise=False))
 
 
 @plant(150, lambda case: case.seed % RESUMED == RESUMED // 2)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from fedveil.core.units import Adjacency
-from fedveil.methods.parts.gradient_noise import GradientNoise
-from fedveil.methods.parts.noise_placement import NoiseContext
+from fedveil.methods.parts.gradient_noise import OneStepNoise
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.training.client import update_pipeline as shaping_module
 from fedveil.training.engines import contract
@@ -65,15 +64,15 @@ def _ghostly(self: DoubleSums, errors: Any, states: Any, clip: Any, denominator:
 @plant(3150, lambda case: case.kind.by_record, near=42)
 def grids_of_their_own() -> Any:
     """Accounted with the first round's grid, which later ones need not be in proportion to."""
-    real = GradientNoise._mechanism
+    real = OneStepNoise.mechanism
 
-    def mechanism(self: GradientNoise, context: NoiseContext) -> Any:
-        found = real(self, context)
+    def mechanism(self: OneStepNoise) -> Any:
+        found = real(self)
         if isinstance(found, DiscreteGaussianSum):
-            return replace(found, granularity=self._upload_grid(context, 0))
+            return replace(found, granularity=self._upload_grid(0))
         return found
 
-    return patch.object(GradientNoise, "_mechanism", mechanism)
+    return patch.object(OneStepNoise, "mechanism", mechanism)
 
 
 @plant(450, lambda case: case.engine in ("auto", "algebra"))

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.noise_placement import Bounded
 from fedveil.planning.plan import Plan
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.training.client.local_training import LocalTraining
@@ -97,15 +97,15 @@ def _noise(
     plan: Plan, crowd: Federation, quiet: Tensor, shape: UpdatePipeline, seed: int
 ) -> Tensor:
     """All noise that hides an upload if everything else is known, one draw for each client."""
-    context = plan.context
-    if context is None or plan.guarantee is None:
+    noise = plan.noise
+    if noise is None or plan.guarantee is None:
         raise ValueError("a method without noise hides nothing")
     shares = math.sqrt(plan.guarantee.honest_shares or 1)
-    if isinstance(plan.method.placement, GradientNoise):
+    if noise.bounded is Bounded.GRADIENT:
         # In the steps themselves: what they do to an upload, from as many clients as are honest.
         noisy = replace(plan.local, gradient_grid=None, last_step_noise=True)
         return shares * (_sent(plan, crowd, noisy, shape, seed) - quiet)
-    std = context.noise_multiplier * (shape.clip or context.clip).norm
+    std = noise.facts.noise_multiplier * (shape.clip or noise.facts.clip).norm
     chance = np.random.default_rng([seed, 3])
     laplace = isinstance(plan.releases(plan.method.rounds)[0].mechanism, Laplace)
     draw = chance.laplace if laplace else chance.normal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Entropy
 from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext, RoundNoise
+from fedveil.methods.parts.noise_placement import Noise, RoundNoise
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.correlated import (
     ONE,
     CorrelatedGaussian,
@@ -21,7 +23,6 @@ from fedveil.privacy.correlated import (
     noise_ratio,
 )
 from fedveil.privacy.noise.grid import unsnap
-from fedveil.privacy.releases import Release
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class CorrelatedNoise(CentralNoise):
     bands: int | None = None
     momentum: float = 0.0
 
+    fixed_clip = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, kind=one_of(FactorKind))
@@ -46,41 +49,41 @@ class CorrelatedNoise(CentralNoise):
         if self.bands is not None and self.bands < 1:
             raise ConfigError(f"privacy.bands: must be at least 1, got {self.bands}")
 
-    def factor(self, context: NoiseContext) -> Factor:
+    @cached_property
+    def factor(self) -> Factor:
         """The factor that noise is drawn with, and accounted."""
-        bands = self.bands or min(context.sampling.separation, context.rounds)
-        if bands == 1 < context.rounds and self.bands is None and not context.sampling.amplifies:
+        rounds, sampling = self.facts.rounds, self.facts.sampling
+        bands = self.bands or min(sampling.separation, rounds)
+        if bands == 1 < rounds and self.bands is None and not sampling.amplifies:
             raise ConfigError(
                 "privacy.correlated: a client may come back in the very next round, so no noise "
                 "can cancel; use sampling round-robin with cohorts of at most half of the clients"
             )
-        return factor_of(self.kind, bands, context.rounds, self.momentum)
+        return factor_of(self.kind, bands, rounds, self.momentum)
 
-    def noise_ratio(self, context: NoiseContext) -> float:
-        """The error of the weights beside that of independent noise of the same multiplier."""
-        return noise_ratio(self.factor(context), context.rounds, self.momentum)
+    @property
+    def noise_ratio(self) -> float:
+        return noise_ratio(self.factor, self.facts.rounds, self.momentum)
 
-    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
-        law = CorrelatedGaussian(context.noise_multiplier, self.factor(context))
-        return (Release(law, context.sampling, rounds),)
+    def mechanism(self) -> Mechanism:
+        return CorrelatedGaussian(self.facts.noise_multiplier, self.factor)
 
     def noise_steps(self, at: RoundNoise) -> float | None:
         steps = super().noise_steps(at)
         return None if steps is None else steps * ONE
 
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
-        memory, std = this_round.memory, at.scale
-        if memory is None or at.pipeline.clip != at.context.clip:
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        memory, std, grid = at.memory, at.scale, at.grid
+        if memory is None or at.pipeline.clip != self.facts.clip:
             raise RuntimeError("correlated noise needs a memory, and one clip in all rounds")
-        grid, factor = at.grid, self.factor(at.context)
-        if memory.next_round != this_round.round_number:
+        if memory.next_round != at.round_number:
             # After an interruption a simulation draws the same noise again; nothing else can.
-            seeded = this_round.randomness.entropy is Entropy.SEEDED
-            memory.begin(0 if seeded else this_round.round_number)
-            for missed in range(memory.next_round, this_round.round_number):
-                stream = replace(this_round, round_number=missed).stream()
-                memory.draw(stream, len(total), std, grid, factor)
-        noise = memory.draw(this_round.stream(), len(total), std, grid, factor)
+            seeded = at.randomness.entropy is Entropy.SEEDED
+            memory.begin(0 if seeded else at.round_number)
+            for missed in range(memory.next_round, at.round_number):
+                stream = replace(at, round_number=missed).stream()
+                memory.draw(stream, len(total), std, grid, self.factor)
+        noise = memory.draw(at.stream(), len(total), std, grid, self.factor)
         noisy = total + torch.from_numpy(noise)
         if grid is None:
             return noisy.float()

@@ -5,33 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.arrays import Ints
-from fedveil.core.units import Adjacency, Unit
+from fedveil.core.units import Adjacency
 from fedveil.methods.parts.noise_placement import (
-    Noise,
-    NoiseContext,
-    RoundContext,
+    Drawn,
+    NoisePlacement,
     RoundNoise,
-    fixed_cohort_size,
-    in_shares,
-    noise_of_each,
-    worst_case,
+    drawn_once,
+    with_shares,
 )
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
-from fedveil.privacy.noise.grid import unsnap
 from fedveil.privacy.noise.modular_grid import (
     ModularGrid,
     NoisyIntegers,
     NoisyVectors,
     proportional,
 )
-from fedveil.privacy.releases import PrivacyModel, Release
-from fedveil.training.client.local_training import LocalTraining
 from fedveil.training.client.rotation import Rotation
 from fedveil.training.client.update_pipeline import UpdatePipeline
 
@@ -39,7 +35,7 @@ _BETA = math.exp(-0.5)
 
 
 @dataclass(frozen=True)
-class DistributedNoise:
+class DistributedNoise(NoisePlacement):
     """Each of n clients adds noise of std z C / sqrt(n); together they add z C.
 
     On integers (exact arithmetic, or a `rotation`) the shares are discrete Gaussians, the sum is
@@ -59,91 +55,87 @@ class DistributedNoise:
         check_fields(self, adjacency=one_of(Adjacency))
 
     @property
-    def secure_sum(self) -> bool:
-        return True
+    def drawn(self) -> Drawn:
+        return Drawn.IN_SHARES
 
-    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
-        return in_shares(Unit.CLIENT, self.adjacency, self, context)
-
-    def local(self, context: NoiseContext) -> LocalTraining:
-        return context.local
-
-    def pipeline(
-        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
-    ) -> UpdatePipeline:
-        pipeline = replace(context.pipeline, clip=clip or context.clip)
-        if not self._discrete(context):
-            return pipeline
-        beta = None if self.rotation is None else _BETA
-        grid = self.grid(context, clip or context.clip)
-        return replace(
-            pipeline, granularity=grid.granularity, rotation=self.rotation, rounding_beta=beta
-        )
-
-    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
-        seen = worst_case(context.sampling, rounds)
-        return (Release(self._mechanism(context), context.sampling, rounds, participations=seen),)
-
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
-        integers = self.integers(at)
-        if integers is None:
-            std = self._summands(at.context, at.clip).share_std
-            return noise_of_each(Noise.GAUSSIAN, total, std, this_round)
-        return self.decode(at, integers.noisy_sum(total.numpy(), this_round.streams()))
-
-    def noise_steps(self, at: RoundNoise) -> float | None:
-        integers = self.integers(at)
-        return None if integers is None else integers.share_std / integers.grid.granularity
-
-    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
-        if at.grid is None:
-            return None
-        std = self._summands(at.context, at.clip).share_std
-        return NoisyIntegers(self.grid(at.context, at.clip), std)
-
-    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
-        grid = self.grid(at.context, at.clip)
-        released = torch.from_numpy(unsnap(grid.centre(whole), grid.granularity))
-        if self.rotation is not None:
-            size = at.context.layout.size
-            released = self.rotation.backward(released, at.round_number, size)
-        return released.float()
-
-    def grid(self, context: NoiseContext, clip: Clip) -> ModularGrid:
-        """The grid and the modulus of a round with this clip.
-
-        What was accounted for the first clip holds if no later grid is coarser beside its clip.
-        """
-        first, now = self._summands(context, context.clip), self._summands(context, clip)
-        likely = self.wrap_probability
-        if self.rotation is None:
-            granularity = first.plain_granularity()
-        else:
-            granularity = first.rotated_granularity(likely, self.bits)
-        granularity = proportional(granularity, context.clip.norm, clip.norm)
-        if self.rotation is None:
-            return ModularGrid(granularity, now.plain_bits(granularity, likely))
-        return ModularGrid(granularity, now.rotated_bits(granularity, likely))
-
-    def _summands(self, context: NoiseContext, clip: Clip) -> NoisyVectors:
-        n, size = fixed_cohort_size(context.sampling), context.layout.size
-        width = size if self.rotation is None else self.rotation.width(size)
-        return NoisyVectors(
-            n, clip.norm, context.noise_multiplier * clip.norm / math.sqrt(n), width
-        )
-
-    def _mechanism(self, context: NoiseContext) -> DiscreteGaussianSum | Gaussian:
-        summands = self._summands(context, context.clip)
-        if not self._discrete(context):
-            return Gaussian(context.noise_multiplier)
+    def mechanism(self) -> Mechanism:
+        facts = self.facts
+        summands = self._summands(facts.clip)
+        if not self._discrete:
+            return Gaussian(facts.noise_multiplier)
         return DiscreteGaussianSum(
             clip_norm=summands.clip_norm,
-            granularity=self.grid(context, context.clip).granularity,
+            granularity=self.grid(facts.clip).granularity,
             share_std=summands.share_std,
             shares=summands.count,
             dimension=summands.width,
             rounding_beta=None if self.rotation is None else _BETA,
         )
 
-    def _discrete(self, context: NoiseContext) -> bool:
-        return context.exact or self.rotation is not None
+    def pipeline(self, clip: Clip | None = None, round_number: int = 0) -> UpdatePipeline:
+        clip = clip or self.facts.clip
+        shape = replace(self.facts.pipeline, clip=clip)
+        if not self._discrete:
+            return shape
+        grid, beta = self.grid(clip).granularity, None if self.rotation is None else _BETA
+        return replace(shape, granularity=grid, rotation=self.rotation, rounding_beta=beta)
+
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        return with_shares(at, total, self._summands(at.clip).share_std)
+
+    def noise_steps(self, at: RoundNoise) -> float | None:
+        integers = at.integers
+        return None if integers is None else integers.share_std / integers.grid.granularity
+
+    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
+        if at.grid is None:
+            return None
+        return NoisyIntegers(self.grid(at.clip), self._summands(at.clip).share_std)
+
+    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
+        if self.rotation is None or at.integers is None:
+            return super().decode(at, whole)
+        released = torch.from_numpy(at.integers.values(whole))
+        return self.rotation.backward(released, at.round_number, self.facts.layout.size).float()
+
+    def in_one_draw(self) -> NoisePlacement:
+        if self.rotation is not None:
+            return self
+        return _InOneDraw(
+            adjacency=self.adjacency, colluders=self.colluders, honest_shares=self.honest_shares
+        )
+
+    def grid(self, clip: Clip) -> ModularGrid:
+        """Return the grid and the modulus of a round with this clip.
+
+        What was accounted for the first clip holds if no later grid is coarser beside its clip.
+        """
+        first, now = self._summands(self.facts.clip), self._summands(clip)
+        likely = self.wrap_probability
+        if self.rotation is None:
+            granularity = first.plain_granularity()
+        else:
+            granularity = first.rotated_granularity(likely, self.bits)
+        granularity = proportional(granularity, self.facts.clip.norm, clip.norm)
+        if self.rotation is None:
+            return ModularGrid(granularity, now.plain_bits(granularity, likely))
+        return ModularGrid(granularity, now.rotated_bits(granularity, likely))
+
+    def _summands(self, clip: Clip) -> NoisyVectors:
+        n, size = self.facts.cohort_size, self.facts.layout.size
+        width = size if self.rotation is None else self.rotation.width(size)
+        share_std = self.facts.noise_multiplier * clip.norm / math.sqrt(n)
+        return NoisyVectors(n, clip.norm, share_std, width)
+
+    @property
+    def _discrete(self) -> bool:
+        return self.facts.exact or self.rotation is not None
+
+
+class _InOneDraw(DistributedNoise):
+    """The continuous shares of all clients add up to a Gaussian."""
+
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        scale = at.scale * math.sqrt(len(at.cohort) / self.facts.sampling.expected_cohort)
+        draw = np.random.default_rng(at.stream().words(4))
+        return drawn_once(at, total, scale * draw.standard_normal(len(total)))

@@ -91,6 +91,7 @@ def local(recipe: Recipe) -> LocalTraining:
         steps=training.local_steps,
         epochs=training.local_epochs,
         batch_size=training.batch_size,
+        batch_rate=training.batch_rate,
         momentum=training.momentum,
         weight_decay=training.weight_decay,
     )

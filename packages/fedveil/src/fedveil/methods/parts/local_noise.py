@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,25 +13,23 @@ from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.arrays import Ints
 from fedveil.core.randomness import Stream
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.methods.parts.central_noise import fine_pipeline, mechanism_of
+from fedveil.methods.parts.central_noise import mechanism_of
 from fedveil.methods.parts.noise_placement import (
+    Drawn,
     Noise,
-    NoiseContext,
-    RoundContext,
+    NoisePlacement,
     RoundNoise,
-    noise_of_each,
+    drawn_once,
     noisy_integers,
-    worst_case,
+    with_shares,
 )
-from fedveil.privacy.clipping import Clip
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.noise.grid import unsnap
-from fedveil.privacy.releases import PrivacyModel, Release
-from fedveil.training.client.local_training import LocalTraining
-from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.privacy.releases import PrivacyModel
 
 
 @dataclass(frozen=True)
-class LocalNoise:
+class LocalNoise(NoisePlacement):
     """Noise z C on every coordinate of each upload. Sampling gives no credit: uploads are seen."""
 
     noise: Noise = Noise.GAUSSIAN
@@ -39,38 +38,49 @@ class LocalNoise:
     def __post_init__(self) -> None:
         check_fields(self, noise=one_of(Noise), adjacency=one_of(Adjacency))
 
-    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
+    @property
+    def drawn(self) -> Drawn:
+        return Drawn.BY_EACH
+
+    def privacy_model(self) -> PrivacyModel:
         return PrivacyModel(Unit.CLIENT, self.adjacency, Trust.LOCAL)
 
-    def local(self, context: NoiseContext) -> LocalTraining:
-        return context.local
+    def mechanism(self) -> Mechanism:
+        return mechanism_of(self.noise, self.facts)
 
-    def pipeline(
-        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
-    ) -> UpdatePipeline:
-        return fine_pipeline(context, clip or context.clip)
-
-    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
-        seen = worst_case(context.sampling, rounds)
-        mechanism = mechanism_of(self.noise, context)
-        return (Release(mechanism, context.sampling, rounds, participations=seen),)
-
-    def noise_steps(self, at: RoundNoise) -> float | None:
-        return None if at.grid is None else at.scale / at.grid
-
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
-        """The sum of noisy uploads: each client's noise is drawn by itself, from its own stream."""
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        """Return the sum of noisy uploads: each client's noise comes from its own stream."""
         if at.grid is None:
-            return noise_of_each(self.noise, total, at.scale, this_round)
+            return with_shares(at, total, at.scale, self.noise)
         whole = total.numpy().copy()
         nothing = np.zeros(len(whole), dtype=np.int64)
-        for stream in this_round.streams():
+        for stream in at.streams():
             # Integers add exactly: the noisy uploads' sum is the sum plus everybody's noise.
             whole += self.upload(at, nothing, stream)
-        return torch.from_numpy(unsnap(whole, at.grid)).float()
+        return self.decode(at, whole)
 
     def upload(self, at: RoundNoise, row: Ints, stream: Stream) -> Ints:
-        """What a client sends: its integers with its own noise."""
         if at.grid is None:
             raise ValueError("only uploads on a grid have integers")
         return noisy_integers(self.noise, row, at.scale, at.grid, stream)
+
+    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
+        if at.grid is None:
+            raise ValueError("only uploads on a grid have integers")
+        return torch.from_numpy(unsnap(whole, at.grid)).float()
+
+    def in_one_draw(self) -> NoisePlacement:
+        return _InOneDraw(self.noise, self.adjacency)
+
+
+class _InOneDraw(LocalNoise):
+    """Gaussians add up to a Gaussian, n Laplace variables to the difference of two Gamma(n)."""
+
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        uploads, size = len(at.cohort), len(total)
+        draw = np.random.default_rng(at.stream().words(4))
+        if self.noise is Noise.LAPLACE:
+            noise = at.scale * (draw.gamma(uploads, size=size) - draw.gamma(uploads, size=size))
+        else:
+            noise = at.scale * math.sqrt(uploads) * draw.standard_normal(size)
+        return drawn_once(at, total, noise)

@@ -16,10 +16,8 @@ from fedveil.core.arguments import (
 )
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.methods.parts.adaptive_clipping import ClipRule
-from fedveil.methods.parts.correlated_noise import CorrelatedNoise
-from fedveil.methods.parts.noise_placement import NoisePlacement, StatisticNoise
-from fedveil.methods.parts.noisy_votes import VoteNoise
+from fedveil.methods.parts.clip_rule import ClipRule
+from fedveil.methods.parts.noise_placement import Bounded, NoisePlacement
 from fedveil.privacy.sampling import (
     Balanced,
     CappedPoisson,
@@ -168,13 +166,13 @@ class Method(Displayed):
         plain_numbers(self)
         check_fields(self, cohort=instance_of(CohortRule), local=instance_of(LocalTraining))
         check_fields(self, by_examples=flag)
-        _check_part("placement", self.placement, "CentralNoise()", "protect")
+        _check_part("placement", self.placement, "CentralNoise()", "fit")
         _check_part("optimizer", self.optimizer, "Sgd()", "step")
         if whole("training.rounds", self.rounds) < 1:
             raise ConfigError(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
             raise ConfigError("server.smoothing: votes have no neighbours to be smoothed with")
-        if isinstance(self.placement, StatisticNoise):
+        if self.placement is not None and self.placement.bounded is Bounded.STATISTIC:
             once = self.rounds == 1 and self.cohort.scheme is Scheme.EVERYONE
             if not once or self.smoothing is not None or self.voting is not None:
                 raise ConfigError(
@@ -201,7 +199,7 @@ class Method(Displayed):
     def _check_protected(self, placement: NoisePlacement) -> None:
         """What the noise is fitted to must be what is sent."""
         pipeline = self.pipeline
-        if self.voting is not None and not isinstance(placement, VoteNoise):
+        if self.voting is not None and placement.bounded is not Bounded.BALLOT:
             raise PrivacyRefusal(
                 f"votes with {type(placement).__name__}: a ballot is longer than any clip, so the "
                 "noise would not cover it",
@@ -214,7 +212,7 @@ class Method(Displayed):
             raise ConfigError(
                 "local: the plan chooses gradient noise, its grid and its last step; leave them out"
             )
-        if isinstance(placement, CorrelatedNoise) and self.clip_rule is not None:
+        if placement.fixed_clip and self.clip_rule is not None:
             raise PrivacyRefusal(
                 "correlated noise with a clip that may change: what later rounds take back would "
                 "be measured in another clip",

@@ -1,36 +1,50 @@
-"""What a method says about its noise: where it is added, and which releases that makes.
+"""The one seam between a method and its noise.
+
+    noise = method.placement.fit(facts)  # knows all that follows from the facts of a plan
+    at = RoundNoise(noise, ...)  # one sum of one round: pipeline, cohort, randomness
 
 A placement ties two things that must never drift apart: the noise that is drawn, and the privacy
-event that is accounted for it. Both follow from the same `NoiseContext`.
+event that is accounted for it. Both are methods of one class and follow from the same facts.
+Plan, ledger, hub, auditor and tuner ask the fitted noise; nobody asks what kind it is.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from functools import cached_property
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedveil.core.arguments import check_fields, one_of, plain_numbers
+from fedveil.core.arguments import check_fields, one_of, plain_numbers, settle
 from fedveil.core.arrays import Ints
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.federation import Federation
+from fedveil.methods.parts.clip_rule import ClipRule, FixedClip
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.contract import Mechanism
+from fedveil.privacy.mechanisms import Gaussian, joint_noise_multiplier
 from fedveil.privacy.noise.correlated import NoiseMemory
-from fedveil.privacy.noise.grid import protect_sum, protect_sum_laplace, unsnap
+from fedveil.privacy.noise.grid import (
+    choose_granularity,
+    protect_sum,
+    protect_sum_laplace,
+    unsnap,
+)
 from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.privacy.noise.simulated import gaussian, laplace
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling
-from fedveil.privacy.secure_sums.aggregation import SecureSums
+from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.privacy.translation import usual_adjacency
 from fedveil.training.client.local_training import LocalTraining
 from fedveil.training.client.update_pipeline import ClientStatistic, UpdatePipeline
@@ -47,14 +61,31 @@ class Noise(StrEnum):
     LAPLACE = "laplace"
 
 
+class Bounded(StrEnum):
+    """What of one client is bounded, and so where an auditor puts its canary."""
+
+    UPDATE = "update"
+    GRADIENT = "gradient"  # every example's, in every local step; noise goes in there
+    BALLOT = "ballot"
+    STATISTIC = "statistic"  # of its records, sent once instead of an update
+
+
+class Drawn(StrEnum):
+    """Who draws the noise, and so what whoever takes the sums sees of it."""
+
+    BY_SERVER = "by the server"  # once, on the sum: uploads are seen as they are
+    BY_EACH = "by each client"  # undivided, on what it sends: no upload needs another one
+    IN_SHARES = "in shares"  # a part each, under a secure sum
+
+
 @dataclass(frozen=True)
 class NoiseContext:
-    """What the plan has decided when it asks a noise placement to do its part.
+    """The facts that noise is fitted to, as the plan has decided them.
 
     `noise_multiplier` is the noise (std, or scale for Laplace) on the sum over the clip norm of one
     protected unit. `pipeline` holds the first round's clip. `secure` is how sums are hidden from
     whoever takes them; None if they are not. `public_clients` is the number of clients if it was
-    declared in public; None if it was counted.
+    declared in public; None if it was counted. `clip_rule` says how the clip changes; None: never.
     """
 
     sampling: Sampling
@@ -68,6 +99,7 @@ class NoiseContext:
     noise_multiplier: float = 1.0
     secure: SecureSums | None = None
     public_clients: int | None = None
+    clip_rule: ClipRule | None = None
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -83,6 +115,10 @@ class NoiseContext:
         return self.arithmetic is Arithmetic.EXACT
 
     @property
+    def rule(self) -> ClipRule:
+        return self.clip_rule or FixedClip(self.pipeline.clip)
+
+    @property
     def clip(self) -> Clip:
         """The bound on one contribution; without one there is no sensitivity and no epsilon."""
         if self.pipeline.clip is None:
@@ -92,130 +128,343 @@ class NoiseContext:
             )
         return self.pipeline.clip
 
-    def honest_shares(self, assumed: int | None) -> int | None:
-        """Noise shares that are sure to be in every sum; `assumed` where nobody sees to it."""
-        return assumed if self.secure is None else self.secure.honest_shares
+    @property
+    def cohort_size(self) -> int:
+        return cohort_size(self.sampling)
+
+
+@dataclass(frozen=True)
+class NoisePlacement(ABC):
+    """One way to make a method private: a frozen dataclass whose fields are its settings.
+
+    A method holds it as it was described. `fit` returns a copy that knows the facts of a plan;
+    everything below but the class attributes and the settings needs a fitted one. What is not
+    overridden is right for a trusted aggregator that adds noise to the sum of clipped updates: such
+    a placement has to write `mechanism` and `protect` only.
+
+    Attributes:
+        bounded: What of one client is bounded.
+        drawn: Who draws the noise.
+        fixed_clip: Noise of one round is used in others, so that the clip must not change.
+        not_audited: What no game of an audit tries out, a phrase each.
+    """
+
+    _facts: NoiseContext | None = field(default=None, init=False, repr=False, compare=False)
+
+    bounded: ClassVar[Bounded] = Bounded.UPDATE
+    fixed_clip: ClassVar[bool] = False
+    not_audited: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def drawn(self) -> Drawn:
+        return Drawn.BY_SERVER
+
+    @property
+    def secure_sum(self) -> bool:
+        """Whether clients hide their vectors from whoever sums them."""
+        return self.drawn is Drawn.IN_SHARES
+
+    @property
+    def single_uploads(self) -> bool:
+        """Whether one update may leave a client's machine without a secure sum over it: for a
+        server that is trusted with it, or with the client's own noise."""
+        return self.drawn is not Drawn.IN_SHARES and self.bounded is Bounded.UPDATE
+
+    @property
+    def adjacency(self) -> Adjacency | None:
+        """The change to hide; None: the one that the sampling's proof is about."""
+        return None
+
+    @property
+    def colluders(self) -> int:
+        """Clients that work with whoever sees the sums."""
+        return 0
+
+    @property
+    def honest_shares(self) -> int | None:
+        """Noise shares that are sure to be in every sum; None: as the secure sum has it."""
+        return None
+
+    def fit(self, facts: NoiseContext) -> Self:
+        """Return this noise, fitted to the facts of a plan."""
+        return self._fit_as(type(self), facts)
+
+    def _fit_as(self, kind: type[Self], facts: NoiseContext) -> Self:
+        """Make the fitted noise from the settings alone: nothing else is taken over."""
+        settings = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        fitted = kind(**settings)
+        settle(fitted, _facts=facts)
+        return fitted
+
+    @property
+    def facts(self) -> NoiseContext:
+        if self._facts is None:
+            raise ValueError(f"{type(self).__name__} has no facts yet; call fit first")
+        return self._facts
+
+    def scaled(self, noise_multiplier: float) -> Self:
+        """Return the same noise with another multiplier."""
+        return self.fit(replace(self.facts, noise_multiplier=noise_multiplier))
+
+    # What is proved.
+
+    @abstractmethod
+    def mechanism(self) -> Mechanism:
+        """Return what one participation releases, in any round: the proof."""
+
+    def privacy_model(self) -> PrivacyModel:
+        """Return who is protected from whom; refuse what cannot be proved. The plan adds more."""
+        if self.drawn is Drawn.IN_SHARES:
+            return self._in_shares(Unit.CLIENT, Adjacency.ZERO_OUT)
+        adjacency = default_adjacency(self.facts, self.adjacency)
+        return PrivacyModel(Unit.CLIENT, adjacency, Trust.CENTRAL, colluders=self.colluders)
+
+    def _in_shares(self, unit: Unit, usual: Adjacency) -> PrivacyModel:
+        """Protected from a server that sees noisy sums alone, by the noise shares in them."""
+        adjacency, honest = self.adjacency or usual, self.counted_shares
+        return PrivacyModel(
+            unit, adjacency, Trust.DISTRIBUTED, colluders=self.colluders, honest_shares=honest
+        )
+
+    @property
+    def counted_shares(self) -> int | None:
+        """Noise shares that are sure to be in every sum; as assumed where nobody sees to it."""
+        secure = self.facts.secure
+        return self.honest_shares if secure is None else secure.honest_shares
+
+    def release(self, rounds: int) -> Release:
+        """Return all that leaves through this sum in `rounds` rounds.
+
+        A random cohort that is no secret gives no credit: where uploads or cohorts are seen, its
+        clients may be drawn every round.
+        """
+        sampling, seen = self.facts.sampling, None
+        if self.drawn is not Drawn.BY_SERVER and sampling.amplifies:
+            seen = sampling.max_participations(rounds)
+        return Release(self.mechanism(), sampling, rounds, participations=seen)
+
+    def releases(self, rounds: int) -> tuple[Release, ...]:
+        """Return everything that leaves in `rounds` rounds, a tracked clip's count included."""
+        update = self.release(rounds)
+        if self.count is None:
+            return (update,)
+        count = self.count.release(rounds)
+        if isinstance(update.mechanism, Gaussian) and isinstance(count.mechanism, Gaussian):
+            # Both see the same cohort: one Gaussian, sampled once.
+            joint = joint_noise_multiplier(
+                update.mechanism.noise_multiplier, count.mechanism.noise_multiplier
+            )
+            return (replace(update, mechanism=Gaussian(joint)),)
+        if update.amplified:
+            raise PrivacyRefusal(
+                "two kinds of noise on one secret cohort have no proved joint amplification",
+                "use Gaussian noise, or a fixed clip",
+            )
+        return update, count
+
+    @cached_property
+    def count(self) -> NoisePlacement | None:
+        """The noise on the second sum of a round, a tracked clip's count; None if there is none."""
+        rule = self.facts.rule
+        if not rule.tracked:
+            return None
+        return self.fit(rule.count_facts(self.facts, self.privacy_model().trust))
+
+    @property
+    def noise_ratio(self) -> float:
+        """The error of the weights beside that of independent noise of the same multiplier."""
+        return 1.0
+
+    def record_uses(self) -> Ints | None:
+        """Return how often a round touches a record of each client, where records are protected."""
+        return None
+
+    # What clients do.
+
+    def statistic(self, federation: Federation, module: nn.Module) -> ClientStatistic | None:
+        """Return what each client sends instead of an update; None: updates. Needs no fitting."""
+        return None
+
+    @property
+    def server(self) -> Optimizer | None:
+        """The server's step from a released statistic to weights; None: the method's own step."""
+        return None
+
+    @property
+    def local(self) -> LocalTraining:
+        """What clients do, with any noise that belongs into their steps."""
+        return self.facts.local
+
+    def pipeline(self, clip: Clip | None = None, round_number: int = 0) -> UpdatePipeline:
+        """Return what leaves a client in a round with this clip, on the grid that noise needs.
+
+        By default clipped, and in exact arithmetic on a grid on which neither the updates nor the
+        noise lose anything that could be noticed.
+        """
+        facts, clip = self.facts, clip or self.facts.clip
+        shape = facts.pipeline
+        if not facts.exact:
+            return shape if clip == shape.clip else replace(shape, clip=clip)
+        scale, width = facts.noise_multiplier * clip.norm, shape.width(facts.layout)
+        grid = choose_granularity(clip.norm, scale, width, facts.clients, order=clip.order)
+        return replace(shape, clip=clip, granularity=grid)
+
+    def upload(self, at: RoundNoise, row: Ints, stream: Stream) -> Ints:
+        """Return what a client sends of its row on the grid, int64 `[width]`.
+
+        The row itself for a trusted server; else with the client's own noise or noise share.
+        """
+        if self.drawn is Drawn.BY_SERVER:
+            return row
+        if at.integers is None:
+            raise ValueError("a noise share is an integer, and this sum has none")
+        return at.integers.noisy(row, stream)
+
+    # What becomes of a sum.
+
+    def at(self, clip: Clip | None = None, round_number: int = 0) -> RoundNoise:
+        """Return the sum of a round with this clip, of which only the cohort is not known."""
+        shape, layout = self.pipeline(clip, round_number), self.facts.layout
+        return RoundNoise(self, shape, layout, round_number, np.zeros(0, np.int64), Randomness(0))
+
+    @abstractmethod
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        """Return the private sum, float32 `[width]`, of updates that were summed in the open."""
+
+    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
+        """Return what goes into a secure sum; None if that is no vector of integers."""
+        return None
+
+    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
+        """Return the private sum, float32, from the sum of what clients have sent (`upload`)."""
+        if self.drawn is Drawn.BY_SERVER:
+            return self.protect(at, torch.from_numpy(whole))
+        if at.integers is None:
+            raise ValueError("no integers were summed")
+        return torch.from_numpy(at.integers.values(whole)).float()
+
+    def noise_steps(self, at: RoundNoise) -> float | None:
+        """Return std (Laplace: scale) of noise that is drawn at once, in steps of its grid; None
+        if it is drawn as floating-point numbers."""
+        return None if at.grid is None else at.scale / at.grid
+
+    def in_one_draw(self) -> NoisePlacement:
+        """Return a placement with the same law of sums that draws once for all clients.
+
+        It protects nobody, and is for simulations on public data.
+        """
+        return self
 
 
 @dataclass(frozen=True)
 class RoundNoise:
-    """What the noise of one round follows from: the plan, what clients send, and which round."""
+    """One sum of one round: what is summed, and the noise that goes in.
 
-    context: NoiseContext
+    Attributes:
+        noise: The fitted noise; None if the method adds none.
+        pipeline: What leaves a client.
+        layout: Of the vector that is summed.
+        round_number: From 0.
+        cohort: The clients whose vectors are summed.
+        randomness: Where the noise is drawn from.
+        purpose: `UPDATE`, or `COUNT` for a tracked clip's count.
+        memory: What the run remembers of earlier noise, where that goes into later rounds.
+    """
+
+    noise: NoisePlacement | None
     pipeline: UpdatePipeline
-    round_number: int = 0
+    layout: Layout
+    round_number: int
+    cohort: Cohort
+    randomness: Randomness
+    purpose: str = UPDATE
+    memory: NoiseMemory | None = field(default=None, repr=False, compare=False)
 
     @property
-    def clip(self) -> Clip:
-        return self.pipeline.clip or self.context.clip
+    def width(self) -> int:
+        return self.pipeline.width(self.layout)
+
+    @property
+    def integer(self) -> bool:
+        return self.pipeline.granularity is not None
 
     @property
     def grid(self) -> float | None:
         return self.pipeline.granularity
 
     @property
+    def clip(self) -> Clip:
+        return self.pipeline.clip or self._fitted.facts.clip
+
+    @property
+    def clip_norm(self) -> float | None:
+        return None if self.pipeline.clip is None else float(self.pipeline.clip.norm)
+
+    @property
     def scale(self) -> float:
         """The noise z C (std, or scale for Laplace) on what the clip C bounds."""
-        return self.context.noise_multiplier * self.clip.norm
+        return self._fitted.facts.noise_multiplier * self.clip.norm
 
+    @property
+    def _fitted(self) -> NoisePlacement:
+        if self.noise is None:
+            raise ValueError("a sum without noise")
+        return self.noise
 
-@dataclass(frozen=True)
-class RoundContext:
-    """One use of noise: in which round, on whose sum, from which randomness, and what for.
+    @cached_property
+    def integers(self) -> NoisyIntegers | None:
+        """What clients send into a secure sum; None if that is no vector of integers."""
+        return None if self.noise is None else self.noise.integers(self)
 
-    `memory` is what the run remembers of earlier noise, where that goes into later rounds.
-    """
-
-    round_number: int
-    cohort: Cohort
-    randomness: Randomness
-    purpose: str = "noise"
-    memory: NoiseMemory | None = field(default=None, repr=False, compare=False)
+    @property
+    def word(self) -> int:
+        """Bits of the words that carry the integers of a masked sum."""
+        return 32 if self.integers is None else self.integers.word
 
     def stream(self, client: int = -1) -> Stream:
         """The stream of the server's noise, or of one client's."""
-        return self.randomness.stream(self.purpose, self.round_number, int(client))
+        name = "noise" if self.purpose == UPDATE else self.purpose
+        return self.randomness.stream(name, self.round_number, int(client))
 
     def streams(self) -> Iterator[Stream]:
         """The streams of the cohort's clients."""
         return map(self.stream, self.cohort)
 
+    def protect(self, total: Tensor, clients: Cohort) -> Tensor:
+        """Return the private sum from one that was taken in the open, of these clients."""
+        if self.noise is None:
+            return total
+        at = self if clients is self.cohort else replace(self, cohort=clients)
+        return self.noise.protect(at, total)
 
-class NoisePlacement(Protocol):
-    """One way to make a method private."""
+    def upload(self, client: int, row: Ints) -> Ints:
+        """Return what a client sends of its integers."""
+        return self._fitted.upload(self, row, self.stream(client))
 
-    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
-        """Who is protected from whom; refuses what cannot be proved. The plan adds the rest."""
-        ...
+    def decode(self, whole: Ints) -> Tensor:
+        """Return the private sum from the sum of what clients sent."""
+        return self._fitted.decode(self, whole)
 
-    def local(self, context: NoiseContext) -> LocalTraining:
-        """What clients do, with any noise that belongs into their steps."""
-        ...
-
-    def pipeline(
-        self, context: NoiseContext, clip: Clip | None, round_number: int
-    ) -> UpdatePipeline:
-        """What leaves a client in this round, with this clip, on the grid that its noise needs."""
-        ...
-
-    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
-        """Everything that leaves in `rounds` rounds."""
-        ...
-
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
-        """The private sum, float32 `[parameters]`, from the engine's sum of shaped updates."""
-        ...
-
-    def noise_steps(self, at: RoundNoise) -> float | None:
-        """Std (Laplace: scale) of the noise that is drawn at once, in steps of its grid; None if
-        it is drawn as floating-point numbers."""
-        ...
+    @cached_property
+    def count(self) -> RoundNoise | None:
+        """The sum of a tracked clip's counts over the same cohort; None if there is none."""
+        noise = None if self.noise is None else self.noise.count
+        if noise is None:
+            return None
+        shape = noise.pipeline(None, self.round_number)
+        return replace(self, noise=noise, pipeline=shape, layout=noise.facts.layout, purpose=COUNT)
 
 
-@runtime_checkable
-class SecureNoisePlacement(NoisePlacement, Protocol):
-    """A placement under which clients hide their vectors from whoever sums them."""
-
-    @property
-    def secure_sum(self) -> bool:
-        """Whether sums are taken securely."""
-        ...
-
-    @property
-    def colluders(self) -> int: ...
-
-    @property
-    def honest_shares(self) -> int | None: ...
-
-    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
-        """What a client makes of its shaped update; None if that is no vector of integers."""
-        ...
-
-    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
-        """The private sum, float32 `[parameters]`, from the sum of everybody's integers."""
-        ...
-
-
-@runtime_checkable
-class StatisticNoise(NoisePlacement, Protocol):
-    """Noise on a statistic of the clients' records, which they send instead of an update.
-
-    The placement holds the statistic, so that its noise is fitted to what is sent.
-    """
-
-    def statistic(self, federation: Federation, module: nn.Module) -> ClientStatistic:
-        """Return what each client computes, for the shapes of this federation and model."""
-        ...
-
-    def server(self, context: NoiseContext) -> Optimizer:
-        """Return the server's step, from the released average to the weights of the model."""
-        ...
+def noisy_integers(law: Noise, whole: Ints, scale: float, grid: float, stream: Stream) -> Ints:
+    """Return integers with noise that is drawn exactly, in steps of the grid."""
+    add = protect_sum if law is Noise.GAUSSIAN else protect_sum_laplace
+    return add(whole, scale, grid, stream)
 
 
 def noisy_sum(
     law: Noise, total: Tensor, scale: float, grid: float | None, stream: Stream
 ) -> Tensor:
-    """A sum with noise that is drawn once, float32."""
+    """Return a sum with noise that is drawn once, float32."""
     if grid is None:
         draw = gaussian if law is Noise.GAUSSIAN else laplace
         return (total + torch.from_numpy(draw(stream, total.numel(), scale))).float()
@@ -223,34 +472,40 @@ def noisy_sum(
     return torch.from_numpy(unsnap(noisy, grid)).float()
 
 
-def noisy_integers(law: Noise, whole: Ints, scale: float, grid: float, stream: Stream) -> Ints:
-    add = protect_sum if law is Noise.GAUSSIAN else protect_sum_laplace
-    return add(whole, scale, grid, stream)
+def with_shares(at: RoundNoise, total: Tensor, scale: float, law: Noise = Noise.GAUSSIAN) -> Tensor:
+    """Return a sum with the noise of every client, each drawn by itself, float32.
 
-
-def noise_of_each(law: Noise, total: Tensor, scale: float, this_round: RoundContext) -> Tensor:
-    """A sum with continuous noise of every client, each drawn by itself, float32."""
+    Args:
+        at: The round's sum; where it has integers, shares are drawn on its grid.
+        total: The sum without noise.
+        scale: The noise of one client where it is continuous.
+        law: Its distribution.
+    """
+    if at.integers is not None:
+        return at.decode(at.integers.noisy_sum(total.numpy(), at.streams()))
     noisy, draw = total.double().numpy().copy(), gaussian if law is Noise.GAUSSIAN else laplace
-    for stream in this_round.streams():
+    for stream in at.streams():
         noisy += draw(stream, len(noisy), scale)
     return torch.from_numpy(noisy).float()
 
 
-def decoded(integers: NoisyIntegers | None, whole: Ints) -> Tensor:
-    """The sum of everybody's integers as float32."""
-    if integers is None:
-        raise ValueError("no integers were summed")
-    return torch.from_numpy(integers.values(whole)).float()
+def cohort_size(sampling: Sampling) -> int:
+    """Return how many noise shares are in every sum."""
+    if isinstance(sampling, Poisson | CappedPoisson):
+        raise PrivacyRefusal(
+            "Poisson cohorts vary in size, so the number of noise shares in a sum is not certain",
+            "use sampling balanced, round-robin, fixed or everyone under distributed trust",
+        )
+    return int(sampling.expected_cohort)
 
 
-def in_shares(
-    unit: Unit, adjacency: Adjacency, placement: SecureNoisePlacement, context: NoiseContext
-) -> PrivacyModel:
-    """Protected from a server that sees noisy sums alone, by the noise shares in them."""
-    honest = context.honest_shares(placement.honest_shares)
-    return PrivacyModel(
-        unit, adjacency, Trust.DISTRIBUTED, colluders=placement.colluders, honest_shares=honest
-    )
+def drawn_once(at: RoundNoise, total: Tensor, noise: npt.NDArray[np.float64]) -> Tensor:
+    """Return a sum with noise of all clients that was drawn in one go, float32."""
+    if at.noise is None or at.noise.facts.exact:
+        raise PrivacyRefusal(
+            "noise in one draw protects nobody", "use it for trials on public data"
+        )
+    return (total.double() + torch.from_numpy(noise)).float()
 
 
 def default_adjacency(context: NoiseContext, chosen: Adjacency | None) -> Adjacency:
@@ -271,21 +526,3 @@ def default_adjacency(context: NoiseContext, chosen: Adjacency | None) -> Adjace
     if chosen is not None:
         return chosen
     return usual_adjacency(Trust.CENTRAL, context.sampling, public_clients=declared)
-
-
-def worst_case(sampling: Sampling, rounds: int) -> int | None:
-    """Participations to charge to somebody who sees the cohorts; None: as the sampler counts them.
-
-    A random cohort that is no secret gives no credit: its clients may be drawn every round.
-    """
-    return sampling.max_participations(rounds) if sampling.amplifies else None
-
-
-def fixed_cohort_size(sampling: Sampling) -> int:
-    """How many noise shares are in every sum."""
-    if isinstance(sampling, Poisson | CappedPoisson):
-        raise PrivacyRefusal(
-            "Poisson cohorts vary in size, so the number of noise shares in a sum is not certain",
-            "use sampling balanced, round-robin, fixed or everyone under distributed trust",
-        )
-    return int(sampling.expected_cohort)

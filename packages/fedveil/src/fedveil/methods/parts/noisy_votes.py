@@ -8,27 +8,23 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedveil.core.arguments import check_fields, one_of, optional
-from fedveil.core.arrays import Ints
 from fedveil.core.errors import PrivacyRefusal
-from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.core.units import Adjacency, Trust
 from fedveil.methods.parts.noise_placement import (
+    Bounded,
+    Drawn,
     Noise,
-    NoiseContext,
-    RoundContext,
+    NoisePlacement,
     RoundNoise,
-    decoded,
-    default_adjacency,
-    fixed_cohort_size,
-    in_shares,
-    noise_of_each,
     noisy_sum,
+    with_shares,
 )
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyVotes
 from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers, bits_for
-from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.releases import Release
 from fedveil.training.client.ballot import Ballot
-from fedveil.training.client.local_training import LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
 
 _STEPS = 64.0  # least std of a noise share in grid steps; votes stay whole numbers of steps
@@ -36,7 +32,7 @@ _WRAP = 1e-6  # probability that a round's sum leaves its words: costs accuracy,
 
 
 @dataclass(frozen=True)
-class VoteNoise:
+class VoteNoise(NoisePlacement):
     """Gaussian noise of std z sqrt(Q) on every count of Q public questions.
 
     A ballot of Q one-hot votes has length sqrt(Q), so z is again noise over the length of one
@@ -48,6 +44,8 @@ class VoteNoise:
     colluders: int = 0
     honest_shares: int | None = None
 
+    bounded = Bounded.BALLOT
+
     def __post_init__(self) -> None:
         check_fields(self, trust=one_of(Trust), adjacency=optional(one_of(Adjacency)))
         if self.trust is Trust.LOCAL:
@@ -57,85 +55,75 @@ class VoteNoise:
             )
 
     @property
-    def secure_sum(self) -> bool:
-        return self.trust is Trust.DISTRIBUTED
+    def drawn(self) -> Drawn:
+        return Drawn.BY_SERVER if self.trust is Trust.CENTRAL else Drawn.IN_SHARES
 
-    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
-        if self.trust is Trust.CENTRAL:
-            adjacency = default_adjacency(context, self.adjacency)
-            return PrivacyModel(Unit.CLIENT, adjacency, Trust.CENTRAL, colluders=self.colluders)
-        return in_shares(Unit.CLIENT, self.adjacency or Adjacency.ZERO_OUT, self, context)
+    def mechanism(self) -> Mechanism:
+        if not (self.trust is Trust.DISTRIBUTED and self.facts.exact):
+            return NoisyVotes(self._whole_std)
+        return DiscreteGaussianSum(
+            clip_norm=math.sqrt(self._questions),
+            granularity=self._grid,
+            share_std=self._std,
+            shares=self.facts.cohort_size,
+            dimension=self._ballot.width,
+            rounding_beta=None,
+        )
 
-    def local(self, context: NoiseContext) -> LocalTraining:
-        return context.local
+    def release(self, rounds: int) -> Release:
+        mechanism, sampling = self.mechanism(), self.facts.sampling
+        uses = self._questions if isinstance(mechanism, NoisyVotes) else 1
+        return Release(mechanism, sampling, rounds, uses=uses)
 
-    def pipeline(
-        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
-    ) -> UpdatePipeline:
-        if not context.exact:
-            return context.pipeline
+    def pipeline(self, clip: Clip | None = None, round_number: int = 0) -> UpdatePipeline:
+        shape = self.facts.pipeline
+        if not self.facts.exact:
+            return shape
         # The clip is the ballot's own length: nothing is cut, but integer sums need a bound.
-        length = Clip(math.sqrt(self._questions(context)))
-        return replace(context.pipeline, clip=length, granularity=self._grid(context))
+        return replace(shape, clip=Clip(math.sqrt(self._questions)), granularity=self._grid)
 
-    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
-        questions = self._questions(context)
-        if self.trust is Trust.DISTRIBUTED and context.exact:
-            ballots = DiscreteGaussianSum(
-                clip_norm=math.sqrt(questions),
-                granularity=self._grid(context),
-                share_std=self._share_std(context),
-                shares=fixed_cohort_size(context.sampling),
-                dimension=self._ballot(context).width,
-                rounding_beta=None,
-            )
-            return (Release(ballots, context.sampling, rounds),)
-        votes = NoisyVotes(self._std(context))
-        return (Release(votes, context.sampling, rounds, uses=questions),)
-
-    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
-        """The noisy histogram `[questions * classes]`."""
+    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+        """Return the noisy histogram `[questions * classes]`."""
         if self.trust is Trust.CENTRAL:
-            std = self._std(at.context)
-            return noisy_sum(Noise.GAUSSIAN, total, std, at.grid, this_round.stream())
-        integers = self.integers(at)
-        if integers is not None:
-            return self.decode(at, integers.noisy_sum(total.numpy(), this_round.streams()))
-        return noise_of_each(Noise.GAUSSIAN, total, self._share_std(at.context), this_round)
+            return noisy_sum(Noise.GAUSSIAN, total, self._std, at.grid, at.stream())
+        return with_shares(at, total, self._std)
 
     def noise_steps(self, at: RoundNoise) -> float | None:
-        if at.grid is None:
-            return None
-        std = self._std if self.trust is Trust.CENTRAL else self._share_std
-        return std(at.context) / at.grid
+        return None if at.grid is None else self._std / at.grid
 
     def integers(self, at: RoundNoise) -> NoisyIntegers | None:
         if at.grid is None or self.trust is Trust.CENTRAL:
             return None
-        std, clients = self._share_std(at.context), fixed_cohort_size(at.context.sampling)
-        bits = bits_for(clients, 1.0, at.grid, std, _WRAP, self._ballot(at.context).width).bits
-        return NoisyIntegers(ModularGrid(at.grid, bits), std)
+        clients, width = self.facts.cohort_size, self._ballot.width
+        bits = bits_for(clients, 1.0, at.grid, self._std, _WRAP, width).bits
+        return NoisyIntegers(ModularGrid(at.grid, bits), self._std)
 
-    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
-        return decoded(self.integers(at), whole)
-
-    def _ballot(self, context: NoiseContext) -> Ballot:
-        if context.pipeline.ballot is None:
+    @property
+    def _ballot(self) -> Ballot:
+        ballot = self.facts.pipeline.ballot
+        if ballot is None:
             raise PrivacyRefusal(
                 "vote noise protects votes, and this method casts none", "use ae-dpfl"
             )
-        return context.pipeline.ballot
+        return ballot
 
-    def _questions(self, context: NoiseContext) -> int:
-        return len(self._ballot(context).inputs)
+    @property
+    def _questions(self) -> int:
+        return len(self._ballot.inputs)
 
-    def _std(self, context: NoiseContext) -> float:
-        return context.noise_multiplier * math.sqrt(self._questions(context))
+    @property
+    def _whole_std(self) -> float:
+        """The noise on a sum."""
+        return self.facts.noise_multiplier * math.sqrt(self._questions)
 
-    def _share_std(self, context: NoiseContext) -> float:
-        return self._std(context) / math.sqrt(fixed_cohort_size(context.sampling))
+    @property
+    def _std(self) -> float:
+        """The noise that is drawn at once: all of it, or one share."""
+        if self.trust is Trust.CENTRAL:
+            return self._whole_std
+        return self._whole_std / math.sqrt(self.facts.cohort_size)
 
-    def _grid(self, context: NoiseContext) -> float:
+    @property
+    def _grid(self) -> float:
         """One over a whole power of two: a vote is a whole number of steps."""
-        std = self._std if self.trust is Trust.CENTRAL else self._share_std
-        return 2.0 ** min(0, math.frexp(std(context) / _STEPS)[1] - 1)
+        return 2.0 ** min(0, math.frexp(self._std / _STEPS)[1] - 1)

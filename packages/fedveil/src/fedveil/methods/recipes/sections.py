@@ -42,7 +42,7 @@ class ModelSection:
     name: str = "auto"  # auto: linear or logistic regression, by task
     hidden: tuple[int, ...] = ()  # widths of hidden layers, or rows of tables (ngrams)
     input_norm: float | None = None  # of a linear model: longer inputs are shortened to it
-    features: str | None = None  # instead of inputs: scattering, patches (images) or random
+    features: str | None = None  # instead of inputs: scattering, patches, random or backbone
     scales: int | None = None  # of scattering: octaves; each halves height and width; None: 2
     angles: int | None = None  # of scattering: orientations of its wavelets; None: 8
     order: int | None = None  # of scattering: 0, 1 or 2 wavelets in a row at most; None: 2
@@ -54,6 +54,10 @@ class ModelSection:
     bandwidth: float | None = (
         None  # of random features: of their kernel, in inputs' units; None: 10
     )
+    backbone: str | None = None  # a frozen public network: timm:NAME, package.module:function, ...
+    backbone_weights: str | None = None  # a file of its weights, where it comes without
+    backbone_head: str | None = None  # its own classifier, a layer that is left out
+    pixels: int | None = None  # height and width of the pictures it sees; None: its own
     start: str | None = None  # a safetensors file of public weights to start from
     frozen: tuple[str, ...] = ()  # layers or weights by name, or "backbone": all but the last
     adapter_rank: int | None = None  # train adapters of this rank beside the frozen layers
@@ -71,6 +75,10 @@ class TrainingSection:
     local_steps: int | None = None
     local_epochs: int | None = None
     batch_size: int | None = None  # None: all of a client's; at record level 2,048 at most
+    batches: str | None = (
+        None  # poisson (secret coins, lower epsilon) or shuffled; None: see dp-sgd
+    )
+    batch_rate: float | None = None  # poisson: probability of a record; None: from batch_size
     learning_rate: float = 0.1
     schedule: str = "constant"
     decay: float = 1.0
@@ -106,6 +114,7 @@ class PrivacySection:
     correlated: str | None = None  # optimised or square-root: noise partly cancels between rounds
     bands: int | None = None  # rounds that it spans; None: from a client's turn to its next
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
+    trusted_parts: tuple[str, ...] = ()  # "package.module:Class" of others that you vouch for
     tuned_on: tuple[str, ...] = ()  # what settings were tried out on: public, or not certified
 
 

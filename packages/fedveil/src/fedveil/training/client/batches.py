@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,8 @@ def client_sizes(federation: Federation, cohort: Ints) -> Ints:
 
 def batches_per_epoch(sizes: Ints, rule: LocalTraining) -> Ints:
     """How many batches one pass over each client's records makes, `[clients]`."""
+    if rule.batch_rate is not None:
+        return np.full_like(sizes, math.ceil(1 / rule.batch_rate))
     if rule.batch_size is None:
         return np.ones_like(sizes)
     if rule.drop_last:
@@ -67,8 +70,11 @@ def draw_batches(
     """Draw the batches of `clients` in `round`.
 
     Every epoch is a fresh shuffle of the client's records cut into disjoint batches, so no batch
-    holds a record twice. The order depends on (seed, round, client, epoch) alone.
+    holds a record twice. The order depends on (seed, round, client, epoch) alone. With a
+    `batch_rate` every record has a coin of its own in every step instead.
     """
+    if rule.batch_rate is not None:
+        return _poisson_batches(clients, sizes, rule, round_number, randomness)
     steps = step_counts(sizes, rule)
     largest = int(sizes.max(initial=0))
     if rule.batch_size is None or (rule.batch_size >= largest and not rule.drop_last):
@@ -101,6 +107,33 @@ def draw_batches(
         who = np.arange(len(clients))[:, None, None]
         positions, mask = order[who, epoch[:, :, None], where], present[who, where]
     mask = mask & (np.arange(most) < steps[:, None])[:, :, None]
+    return Batches(positions, mask, steps, full=False)
+
+
+def _poisson_batches(
+    clients: Ints, sizes: Ints, rule: LocalTraining, round_number: int, randomness: Randomness
+) -> Batches:
+    """Draw secret batches: one coin for each record and step, independent of everything else.
+
+    A client's coins come from a stream of its own, the word of a record from the record's own
+    place in it, so that nobody else's coin depends on a record. The bias is `batch_rate`, rounded
+    down to a multiple of 2^-64. Whatever comes is a batch, an empty one as well.
+    """
+    steps = step_counts(sizes, rule)
+    bound = np.uint64(min(int((rule.batch_rate or 0) * 2.0**64), 2**64 - 1))
+    drawn = [
+        np.flatnonzero(stream.words(int(size)) < bound)
+        for client, size, count in zip(clients, sizes, steps, strict=True)
+        for stream in (randomness.stream("batch coins", round_number, int(client)),)
+        for _ in range(int(count))
+    ]
+    most, width = int(steps.max(initial=0)), max((len(one) for one in drawn), default=0)
+    positions = np.zeros((len(sizes), most, max(1, width)), np.int64)
+    mask = np.zeros(positions.shape, np.bool_)
+    places = ((client, step) for client, n in enumerate(steps) for step in range(int(n)))
+    for place, batch in zip(places, drawn, strict=True):
+        positions[place][: len(batch)] = batch
+        mask[place][: len(batch)] = True
     return Batches(positions, mask, steps, full=False)
 
 

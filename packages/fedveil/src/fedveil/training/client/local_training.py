@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from fedveil.training.models.losses import Loss
 
 
+class BatchKind(StrEnum):
+    """How the records of a local step are chosen.
+
+    `SHUFFLED`: disjoint batches of a shuffle, anew in every epoch. `POISSON`: each record by a
+    secret coin of its own.
+    """
+
+    SHUFFLED = "shuffled"
+    POISSON = "poisson"
+
+
 class Schedule(StrEnum):
     """How the local learning rate falls, with k local steps and t rounds behind it.
 
@@ -111,6 +122,11 @@ class LocalTraining:
         v = momentum * v + g;  w -= rate * v
         w = w0 + project(w - w0, projection_radius)
 
+    Batches are cut from a shuffle of the client's records, anew in every epoch. With a
+    `batch_rate`, every record is in a step's batch by a coin of its own, drawn where the data are
+    and shown to nobody (Poisson batches): they vary in size and may be empty, sums are divided by
+    `batch_size` all the same, and an epoch is 1 / batch_rate steps.
+
     Per-example clipping acts on the data gradient alone and its noise comes right after it, before
     decay and penalty, which depend on the weights only. On a grid, the gradient is rounded to it
     and the noise is a Gaussian rounded to it, drawn exactly.
@@ -120,6 +136,7 @@ class LocalTraining:
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None  # None: all records of the client in every step
+    batch_rate: float | None = None  # each record is in a batch by a secret coin of this bias
     momentum: float = 0.0
     weight_decay: float = 0.0
     penalty: float = 0.0
@@ -145,6 +162,17 @@ class LocalTraining:
             value = getattr(self, name)
             if not 0 <= number_of(name, value) < math.inf:
                 raise ConfigError(f"local rule: {name} must be zero or positive, got {value}")
+        if self.batch_rate is not None:
+            if not 0 < number_of("training.batch_rate", self.batch_rate) <= 1:
+                raise ConfigError(
+                    f"training.batch_rate: must be in (0, 1], got {self.batch_rate}. It is the "
+                    "probability with which a record is in a batch."
+                )
+            if self.batch_size is None:
+                raise ConfigError(
+                    "training.batch_size: is not set beside training.batch_rate. Give the expected "
+                    "number of records in a batch, by which sums are divided."
+                )
         if self.momentum >= 1:
             raise ConfigError(f"local rule: momentum must be below 1, got {self.momentum}")
         if self.projection_radius is not None and not self.projection_radius > 0:

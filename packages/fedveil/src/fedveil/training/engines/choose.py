@@ -26,6 +26,7 @@ from fedveil.training.engines.isolated_mlp import LoneStack
 from fedveil.training.engines.isolated_moments import LoneMoments, lone_moments_apply
 from fedveil.training.engines.mlp import MlpGradients
 from fedveil.training.engines.mlp_engine import MlpEngine
+from fedveil.training.engines.pieces import in_pieces
 from fedveil.training.engines.registry import OUTSIDE
 from fedveil.training.engines.shared_memory import bytes_to_copy
 from fedveil.training.engines.statistic import StatisticEngine
@@ -265,16 +266,21 @@ def _together(
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        gradients = AutogradGradients(job, device, one_by_one=one_by_one)
+        gradients = in_pieces(
+            job, AutogradGradients(job, device, one_by_one=one_by_one), autograd=True
+        )
         return RowEngine(name, job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         most = chunk or _chunk(job, batch, 100)
-        return RowEngine(name, job, VmapGradients(job, device), most, device, draws=True)
+        gradients = in_pieces(job, VmapGradients(job, device), autograd=True)
+        return RowEngine(name, job, gradients, most, device, draws=True)
     if isinstance(stack, str):
         raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
-    by_hand = gradients_of_stack or MlpGradients(stack, job.federation.task)
+    by_hand = in_pieces(
+        job, gradients_of_stack or MlpGradients(stack, job.federation.task), autograd=False
+    )
     rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
     if name == "algebra":
         return AlgebraEngine(job, stack, rows)

@@ -33,6 +33,8 @@ class LoneStack:
 
     def takes(self, job: Job, sizes: Cohort) -> npt.NDArray[np.bool_]:
         """Those whose first layer is not faster through the dual; by its own size each."""
+        if job.rule.batch_rate is not None:  # pieces of a batch, one client after the other
+            return np.zeros(len(sizes), np.bool_)
         if not dual_applies(job, self._stack):
             return np.ones(len(sizes), np.bool_)
         by_rows, by_dual = costs(job.rule, self._stack[0], sizes)

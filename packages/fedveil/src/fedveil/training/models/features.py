@@ -27,6 +27,7 @@ from fedveil.data.columns import Array
 from fedveil.data.declared import used_again
 from fedveil.data.federation import Examples, Federation, Scaling
 from fedveil.data.sources.files import cache_directory
+from fedveil.training.models.backbone import BackboneFeatures
 from fedveil.training.models.feature_cache import recalled, unnamed
 from fedveil.training.models.patches import PatchFeatures
 from fedveil.training.models.random_features import RandomFeatures
@@ -100,10 +101,13 @@ class ScatteringFeatures:
         return features / math.sqrt(features.numel())
 
 
-FEATURES: dict[str, type[ScatteringFeatures | PatchFeatures | RandomFeatures]] = {
+FEATURES: dict[
+    str, type[ScatteringFeatures | PatchFeatures | RandomFeatures | BackboneFeatures]
+] = {
     "scattering": ScatteringFeatures,
     "patches": PatchFeatures,
     "random": RandomFeatures,
+    "backbone": BackboneFeatures,
 }
 
 
@@ -112,6 +116,8 @@ def named_features(
 ) -> FeatureMap | None:
     """The map that a recipe asks for; None if it trains on inputs as they are."""
     given: dict[str, Any] = {key: value for key, value in settings.items() if value is not None}
+    if name is None and "backbone" in given:
+        name = "backbone"
     if name is None:
         for key in given:
             raise ConfigError(f"model.{key}: goes with model.features, which is not set")
@@ -152,7 +158,12 @@ class Featurizer:
     input_shape: tuple[int, ...]  # of one stored example
 
     def __str__(self) -> str:
-        return str(self.features)
+        """Return what a guarantee rests on, in one sentence."""
+        usual = (
+            f"Inputs are made of each example alone by {self.features}, a public map that no data "
+            "have entered."
+        )
+        return str(getattr(self.features, "statement", usual))
 
     def __call__(self, inputs: Array) -> npt.NDArray[np.float16]:
         """Features `[examples, ...]` of stored inputs `[examples, ...]`."""

@@ -40,6 +40,10 @@ class RandomFeatures:
         angles = directions(self, example.numel()) @ example.flatten()
         return torch.cat([angles.cos(), angles.sin()]) / math.sqrt(self.width / 2)
 
+    def as_layer(self, input_shape: tuple[int, ...]) -> nn.Module:
+        """Return a module from examples `[n, ...]` to features `[n, width]`."""
+        return RandomLayer(self, math.prod(input_shape))
+
 
 @lru_cache(maxsize=8)
 def directions(features: RandomFeatures, inputs: int) -> Tensor:
@@ -50,8 +54,7 @@ def directions(features: RandomFeatures, inputs: int) -> Tensor:
 
 
 class RandomLayer(nn.Module):
-    """The same features of many examples at once, `[n, ...]` to `[n, width]`, for exported models:
-    rounded as single ones are, up to the order of sums."""
+    """The same features of many examples at once, `[n, ...]` to `[n, width]`, up to rounding."""
 
     directions: Tensor
 
@@ -61,5 +64,4 @@ class RandomLayer(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         angles = inputs.flatten(1) @ self.directions.T
-        features = torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(len(self.directions))
-        return features.half().float()
+        return torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(len(self.directions))
