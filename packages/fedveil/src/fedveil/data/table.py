@@ -108,15 +108,17 @@ def from_table(
     public = _public(schema)
     separator = _separator(path, labels, label_separator, public)
     known = _known_labels(path, labels, task, classes, separator)
+    table = None
     if public is None and offer is not None and client_column is not None:
         quantity = task == Task.REGRESSION
-        public, bought = _buy(
+        public, bought, table = _buy(
             source, labels, client_column, offer, bool(known), separator, quantity
         )
     if public is not None:
         _check_several(path, labels, public)
         public = {**public, **known}
-    table = _read(source, public, labels, client_column, separator)
+    if table is None or not set(labels) <= set(public or ()):
+        table = _read(source, public, labels, client_column, separator)
     needed = labels if separator is None else ()
     notes = [UNUSABLE_NOTE] if public is not None else _gaps(table, needed, client_column)
     if client_column is not None:
@@ -272,8 +274,9 @@ def _buy(
     declared: bool,
     separator: str | None,
     quantity: bool,
-) -> tuple[dict[str, Column], Bought]:
-    """A schema from noisy votes: every cell is read by itself, whatever its column holds."""
+) -> tuple[dict[str, Column], Bought, Any]:
+    """A schema from noisy votes, and the table: every cell is read by itself, whatever its column
+    holds."""
     path, names = path_of(source), set(column_names(source)) - {client_column}
     table = read_table(source, exact=client_column, by_cell=names)
     need_column(path, table.column_names, client_column, "the clients")
@@ -295,7 +298,7 @@ def _buy(
             "its classes (--classes), or raise privacy.epsilon. (Asking has cost its part of the "
             "budget, and asking again will)"
         )
-    return columns, bought
+    return columns, bought, table
 
 
 def schema_draft(
