@@ -18,7 +18,7 @@ from fedveil.data.schema import Column, Kind
 
 FEWEST, MOST = 4, 32
 # Bins of all columns together grow with the units' signal beside the noise to this power. Chosen
-# on tables of benchmarks/own_data.py that are not among those whose results it reports.
+# on the tables CHOSEN_ON of benchmarks/own_data_peers.py.
 _GROWTH, _UNITS = 2 / 3, 6.0
 
 Floats = npt.NDArray[np.float64]

@@ -43,13 +43,20 @@ class ClientStatistic(Protocol):
         """The step of the grid, a power of two."""
         ...
 
-    def __call__(self, inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Ints:
-        """Return the statistic `[width]`, in grid steps, of one client's usable records.
+    def prepare(self, inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Ints:
+        """Return usable records of any clients as whole numbers, each by itself, bit for bit.
 
         Args:
             inputs: As the model sees them, `[records, ...]`.
             targets: `[records]`, or `[records, labels]`.
+
+        Returns:
+            What `__call__` sums, `[records, numbers]`.
         """
+        ...
+
+    def __call__(self, records: Ints) -> Ints:
+        """Return the statistic `[width]`, in grid steps, of one client's prepared records."""
         ...
 
 

@@ -8,7 +8,20 @@ import numpy as np
 import torch
 
 from fedveil.training.client.update_pipeline import Block
-from fedveil.training.engines.contract import Job, RoundRequest, task_of
+from fedveil.training.engines.contract import Cohort, Job, RoundRequest, task_of
+
+_ROWS = 1 << 14  # records that are prepared together
+
+
+def _groups(sizes: Cohort) -> Iterator[tuple[int, int]]:
+    """Yield where groups of clients with about so many records begin and end."""
+    start, held = 0, 0
+    for place, size in enumerate(sizes.tolist()):
+        if held and held + size > _ROWS:
+            yield start, place
+            start, held = place, 0
+        held += size
+    yield start, len(sizes)
 
 
 class StatisticEngine:
@@ -29,15 +42,20 @@ class StatisticEngine:
         if statistic is None:
             raise ValueError("this job has no statistic")
         train, none = federation.train, torch.zeros(1)
-        for place, client in enumerate(task.clients):
-            own = np.arange(federation.offsets[client], federation.offsets[client + 1])
+        for start, stop in _groups(task.sizes):
+            clients = task.clients[start:stop]
+            owned = [np.arange(*federation.offsets[client : client + 2]) for client in clients]
             if train.usable is not None:
-                own = own[train.usable[own]]
-            inputs = federation.model_inputs(train.inputs[own])
-            whole = torch.from_numpy(statistic(inputs, train.targets[own]))
-            if task.job.pipeline.granularity is None:
-                whole = whole.double() * statistic.granularity
-            yield Block(np.array([place]), whole[None], none, none, none)
+                owned = [own[train.usable[own]] for own in owned]
+            rows = np.concatenate(owned)
+            inputs = federation.model_inputs(train.inputs[rows])
+            records = statistic.prepare(inputs, train.targets[rows])
+            ends = np.cumsum([len(own) for own in owned])[:-1]
+            for place, own in enumerate(np.split(records, ends), start):
+                whole = torch.from_numpy(statistic(own))
+                if task.job.pipeline.granularity is None:
+                    whole = whole.double() * statistic.granularity
+                yield Block(np.array([place]), whole[None], none, none, none)
 
     def close(self) -> None:
         """Nothing to release."""
