@@ -30,6 +30,7 @@ from fedveil.planning.limits import start_origin
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import default_delta
+from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.training.client.local_training import BatchKind
 from fedveil.training.models.features import FeatureMap, named_features, with_features
 from fedveil.training.models.frozen import start_from
@@ -149,7 +150,9 @@ def with_table_model(
         columns = len(facts.columns) - 2  # without label and client
         recipe = replace(recipe, data=replace(recipe.data, bins=bins_for(units, columns, noise)))
     if unit is Unit.CLIENT and privacy.trust is None:
-        recipe = replace(recipe, privacy=replace(privacy, trust=Trust.CENTRAL.value))
+        hidden = recipe.aggregation.secure not in (None, SecureMode.NONE)
+        trust = Trust.DISTRIBUTED if hidden else Trust.CENTRAL
+        recipe = replace(recipe, privacy=replace(privacy, trust=trust.value))
     return replace(recipe, training=replace(recipe.training, method="moments", rounds=1))
 
 
