@@ -148,3 +148,24 @@ def test_bought_scales_are_not_noise(bins: int | None) -> None:
             assert abs(columns[name].centre - values.mean()) < 1.5 * values.std()
             assert bool(columns[name].cuts) == (bins is not None and name != "wage")
     assert kept >= 15  # of 20
+
+
+def test_what_drowns_is_left_out_and_said_and_a_label_that_drowns_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    """Numbers over all magnitudes have no bin that stands out: neither scale nor model is made."""
+    draw = np.random.default_rng(0)
+    wild = 10.0 ** draw.uniform(-6, 12, 400)
+    lines = [
+        f"c{i},{draw.normal(50, 5):.3f},{draw.normal(5):.3f},{one}" for i, one in enumerate(wild)
+    ]
+    path = tmp_path / "wild.csv"
+    path.write_text("\n".join(["who,calm,even,wild", *lines]) + "\n")
+    offer = Offer(Unit.CLIENT, Trust.CENTRAL, 5.0, 1e-6, 400, 1, bins=4)
+    given: dict[str, Any] = {"client_column": "who", "offer": offer, "task": "regression"}
+    federation = from_table(path, label="calm", holdout="clients", **given)
+    assert federation.encoder is not None
+    assert set(federation.encoder.columns) == {"even"}
+    assert any("'wild'" in note for note in federation.notes)
+    with pytest.raises(ConfigError):
+        from_table(path, label="wild", holdout="clients", **given)

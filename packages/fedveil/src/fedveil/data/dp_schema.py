@@ -164,8 +164,8 @@ def buy(
         return total.reshape(votes.shape).astype(np.float64) * grid
 
     bins = {} if offer.bins is None else dict.fromkeys(set(table) - {label}, offer.bins)
-    # How many clients there are is taken from the offer, where it is public.
-    units = len(clients) if offer.unit is Unit.RECORD else offer.shares
+    # How many clients there are is public, and stands in the offer; rows are not counted.
+    units = None if offer.unit is Unit.RECORD else offer.shares
     columns, classes = bought_columns(table, voters, noisy, std, units, decimal, bins)
     if quantity:
         classes.discard(label)

@@ -165,7 +165,7 @@ class Range:
         return Histogram(cells, np.zeros(len(cells) - 1)).codes(numbers)
 
 
-def range_of(votes: Floats, std: float, units: int) -> Range:
+def range_of(votes: Floats, std: float, units: float) -> Range:
     """What noisy coarse votes `[BINS]` of so many units, with this noise, say of a column.
 
     Where single bins of numbers drown in the noise, wider ones are tried.
@@ -227,7 +227,7 @@ def bought_columns(
     voters: Voters,
     noisy: Noisy,
     std: float,
-    units: int,
+    units: int | None,
     decimal: str,
     bins: Mapping[str, int],
 ) -> tuple[dict[str, Column], set[str]]:
@@ -238,7 +238,7 @@ def bought_columns(
         voters: Whose vote each row is.
         noisy: Adds noise to votes, and accounts for it.
         std: The noise on each vote, a whole vote being 1.
-        units: How many votes there are in a column, for all to know.
+        units: How many votes there are in a column, for all to know; None: as the noisy votes say.
         decimal: The decimal mark of numbers in text.
         bins: For columns that are cut into bins, how many.
 
@@ -248,7 +248,8 @@ def bought_columns(
     """
     names = list(table)
     coarse = noisy(np.stack([voters.votes(coarse_codes(table[n], decimal), BINS) for n in names]))
-    places = {n: range_of(votes, std, units) for n, votes in zip(names, coarse, strict=True)}
+    known = float(coarse.sum(axis=1).mean()) if units is None else units
+    places = {n: range_of(votes, std, known) for n, votes in zip(names, coarse, strict=True)}
     fine = noisy(np.stack([voters.votes(places[n].codes(table[n], decimal), FINE) for n in names]))
     columns, classes = {}, set()
     for name, votes in zip(names, fine, strict=True):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.units import Trust
 from fedveil.data.assignment import Owners
 from fedveil.data.bins import cuts_at_quantiles, with_cuts
 from fedveil.data.dp_schema import Bought, Offer, buy
@@ -135,7 +136,10 @@ def from_table(
         if bins is not None:
             columns = with_cuts(columns, bins)
         unprotected = _guessed(columns, public.get(labels[0]))
-        remarks = remarks if bought is None else [BOUGHT_NOTE]
+        if bought is not None:
+            drowned = [repr(n) for n in table.column_names if n not in (*public, *taken)]
+            said = f"Left out, for most of their votes drown in the noise: {_some(drowned)}."
+            remarks = [BOUGHT_NOTE, *([said] if drowned else [])]
     notes += remarks
     if not columns:
         why = f" ({remarks[0].rstrip('.')})" if remarks else ""
@@ -297,6 +301,13 @@ def _buy(
             f"{path}: fewer than two values of label {label!r} stand out from the noise; declare "
             "its classes (--classes), or raise privacy.epsilon. (Asking has cost its part of the "
             "budget, and asking again will)"
+        )
+    named_later = offer.trust is Trust.DISTRIBUTED and not quantity  # classes are declared there
+    if found is None and not declared and not named_later:
+        raise ConfigError(
+            f"{path}: where the values of label {label!r} lie cannot be told from the noise. "
+            "Describe it in a schema (--schema), or raise privacy.epsilon. (Asking has cost its "
+            "part of the budget, and asking again will)"
         )
     return columns, bought, table
 
