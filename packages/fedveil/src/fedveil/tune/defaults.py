@@ -212,7 +212,8 @@ def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe
     if any(f"training.{key}" in given for key in ("sampling", "cohort", "rate")):
         return recipe
     training = recipe.training
-    if clients == 1 and recipe.privacy.unit == Unit.RECORD and recipe.privacy.trust is None:
+    by_record = training.method in ("dp-sgd", "moments")
+    if clients == 1 and by_record and recipe.privacy.trust is None:
         # Nobody to hide a sum among: the only owner adds all noise itself.
         recipe = replace(recipe, privacy=replace(recipe.privacy, trust=Trust.LOCAL.value))
     if clients <= _ALL or training.method == "moments":
