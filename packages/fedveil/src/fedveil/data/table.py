@@ -137,9 +137,11 @@ def from_table(
             columns = with_cuts(columns, bins)
         unprotected = _guessed(columns, public.get(labels[0]))
         if bought is not None:
-            drowned = [repr(n) for n in table.column_names if n not in (*public, *taken)]
-            said = f"Left out, for most of their votes drown in the noise: {_some(drowned)}."
-            remarks = [BOUGHT_NOTE, *([said] if drowned else [])]
+            drowned = set(table.column_names) - {*public, *taken}
+            said = (
+                f"Columns left out because most of their votes drown in the noise: {len(drowned)}."
+            )
+            remarks = [BOUGHT_NOTE, said]
     notes += remarks
     if not columns:
         why = f" ({remarks[0].rstrip('.')})" if remarks else ""
