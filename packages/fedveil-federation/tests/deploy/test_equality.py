@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from tests.deploy.world import NAME, POLICY, facts_of, recipe_of, world
 
 from fedveil.core.randomness import Randomness
-from fedveil.core.units import Trust, Unit
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.data.federation import Examples, Federation
 from fedveil.planning.assemble import plan_of
 from fedveil.planning.plan import Plan
@@ -171,6 +171,14 @@ CASES: dict[str, dict[str, Any]] = {
         "training__batches": "shuffled",
         "training__local_epochs": None,
     },
+    "records, secret batches": {
+        "training__method": "dp-sgd",
+        "training__batches": "poisson",
+        "training__batch_size": 4,
+        "training__local_epochs": None,
+        "model__name": "mlp",
+        "model__hidden": [5],
+    },
     "records, several steps": {
         "training__method": "gradient-noise",
         "training__local_epochs": None,
@@ -206,6 +214,7 @@ def test_the_same_weights_as_in_one_process(
         seed=SEED,
         policy={**POLICY, "allow": allow},
         trust=Trust.CENTRAL if central else Trust.DISTRIBUTED,
+        adjacency=Adjacency.ZERO_OUT if "secret" in name else None,
         data=DATA[name]() if name in DATA else None,
     )
 

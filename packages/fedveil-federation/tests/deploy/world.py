@@ -142,20 +142,21 @@ def world(
     seed: int | None = None,
     courier: Courier | None = None,
     trust: Trust = Trust.DISTRIBUTED,
+    adjacency: Adjacency | None = None,
     data: Federation | None = None,
 ) -> World:
     """A federation whose guards are running."""
     key = Ed25519PrivateKey.generate()
     identities = {}
     for number in range(sites):
-        adjacency = Adjacency.REPLACE if unit is Unit.RECORD else Adjacency.ZERO_OUT
+        usual = Adjacency.REPLACE if unit is Unit.RECORD else Adjacency.ZERO_OUT
         store = DeviceStore.create(
             folder / f"site-{number}.db",
             LOCK,
             budget_epsilon=lifetime,
             delta=1e-5,
             unit=unit,
-            adjacency=adjacency,
+            adjacency=adjacency or usual,
             trust=trust,
         )
         keys = store.enrol(f"fedveil/{NAME}", number)

@@ -7,6 +7,7 @@ delta = 1e-5
 [lifetime]          # of all runs together; it can be lowered later, not raised
 epsilon = 10.0
 delta = 1e-5
+adjacency = "replace"  # of records; "zero-out" allows secret batches under noise shares
 
 [allow]
 methods = ["dp-fedavg", "gradient-noise"]
@@ -46,7 +47,7 @@ from typing import Any, cast
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.files import digest_of
-from fedveil.core.units import Trust, Unit
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.recipes.values import build
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.guarantee import Guarantee
@@ -107,8 +108,13 @@ class AskPolicy:
 class LifetimePolicy:
     epsilon: float | None = None
     delta: float = 1e-5
+    adjacency: str | None = None  # None: replace where records are protected, else zero-out
 
     def __post_init__(self) -> None:
+        if self.adjacency not in (None, Adjacency.REPLACE, Adjacency.ZERO_OUT):
+            raise ConfigError(
+                f"policy: lifetime.adjacency = {self.adjacency!r}. Write replace or zero-out."
+            )
         if self.epsilon is not None and not 0 < self.epsilon < math.inf:
             raise ConfigError(f"policy: lifetime.epsilon = {self.epsilon}: need a number above 0")
         if not 0 < self.delta < 1:

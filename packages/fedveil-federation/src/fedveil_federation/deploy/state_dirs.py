@@ -381,13 +381,14 @@ def create_store(path: Path, rules: Policy) -> None:
     if rules.lifetime.epsilon is None:
         raise ConfigError("policy: say what all runs together may cost: [lifetime], epsilon = ...")
     record = Unit.RECORD in rules.allow.units
+    usual = Adjacency.REPLACE if record else Adjacency.ZERO_OUT
     DeviceStore.create(
         path / "store.db",
         _lock_of(path),
         budget_epsilon=rules.lifetime.epsilon,
         delta=rules.lifetime.delta,
         unit=Unit.RECORD if record else Unit.CLIENT,
-        adjacency=Adjacency.REPLACE if record else Adjacency.ZERO_OUT,
+        adjacency=Adjacency(rules.lifetime.adjacency or usual),
         trust=Trust.CENTRAL if Trust.CENTRAL in rules.allow.trust else Trust.DISTRIBUTED,
     )
 

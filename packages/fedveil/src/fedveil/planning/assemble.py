@@ -225,8 +225,9 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     if features is not None:
         federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
     model = model_of(chosen, federation)
-    refuse_unread(recipe)
-    method = method_of(with_batch(recipe, federation))
+    complete = with_batch(recipe, federation)
+    refuse_unread(complete)
+    method = method_of(complete)
     if recipe.training.class_weights:
         loss = _weighted(recipe.training.class_weights, federation)
         method = replace(method, local=replace(method.local, loss=loss))

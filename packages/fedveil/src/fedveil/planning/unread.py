@@ -18,7 +18,7 @@ from fedveil.planning.recipe import with_defaults
 
 # Sections whose keys become parts of a method, and what the plan reads beside the method.
 SECTIONS = ("training", "privacy", "aggregation", "server", "voting")
-_OF_THE_PLAN = {"training.method", "training.class_weights"}
+_OF_THE_PLAN = {f"training.{name}" for name in ("method", "class_weights", "batches", "batch_rate")}
 _OF_THE_BUDGET = {f"privacy.{name}" for name in ("epsilon", "delta", "noise_multiplier")}
 _OF_THE_BUDGET |= {f"privacy.{name}" for name in ("arithmetic", "tuned_on", "trusted_parts")}
 # Words that exist to be refused with a reason where there is noise; nothing implements them.
