@@ -312,7 +312,7 @@ def test_a_recipe_decides_what_it_leaves_open() -> None:
         ({"batch_rate": 1.5, "batch_size": 4}, "training.batch_rate"),
         ({"batch_rate": 0.0, "batch_size": 4}, "training.batch_rate"),
         ({"batches": "shuffled", "batch_rate": 0.1}, "training.batch_rate"),
-        ({"method": "dp-fedavg", "local_steps": 1, "batch_rate": 0.1}, "training.batch_rate"),
+        ({"method": "dp-fedavg", "local_steps": 1, "batch_rate": 0.1}, "training.batch"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_key(training: dict[str, object], key: str) -> None:

@@ -24,6 +24,7 @@ from fedveil.data.public_facts import PublicFacts
 from fedveil.data.sources import SOURCES, load, same_data
 from fedveil.data.table import from_table
 from fedveil.methods.parts.from_recipe import choice
+from fedveil.methods.parts.noise_placement import Bounded
 from fedveil.methods.recipes.sections import DataSection, ModelSection, Recipe
 from fedveil.methods.registry import METHODS, method_of
 from fedveil.planning.limits import start_origin
@@ -288,6 +289,9 @@ def with_batch(recipe: Recipe, federation: Federation) -> Recipe:
                 "training.batches: secret batches protect records, and this run protects clients. "
                 "Leave it out, or set privacy.unit to record."
             )
+        return recipe
+    without = method_of(replace(recipe, training=replace(training, batch_rate=None)))
+    if without.placement is None or without.placement.bounded is not Bounded.GRADIENT:
         return recipe
     size, rate = training.batch_size, training.batch_rate
     clients, records = federation.clients, len(federation.train)
