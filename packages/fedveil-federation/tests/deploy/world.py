@@ -24,7 +24,7 @@ from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.secagg.device_store import DeviceStore, Lock
 from fedveil_federation.secagg.server_round import Deadlines
 
-LOCK = Lock(bytes(32), cost=2)  # nothing to slow down in a test
+LOCK = Lock(bytes(32))
 NAME = "hospitals"
 POLICY: dict[str, Any] = {
     "budget": {"epsilon": 60.0, "delta": 1e-5},

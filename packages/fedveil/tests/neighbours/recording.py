@@ -38,7 +38,7 @@ from fedveil.training.engines import (
     contract,
     dual,
     dual_kernel,
-    gradients,
+    example_gradients,
     local_sgd,
     moments,
 )
@@ -60,7 +60,7 @@ _ROOM = (
     (moments, "_GATHERED"),
     (rows, "_VALUES"),
     (rows, "_TOGETHER"),
-    (gradients, "_VALUES"),
+    (example_gradients, "_VALUES"),
     (dual_kernel, "_GATHERED"),
     (clipping, "_BLOCK"),
 )
@@ -90,6 +90,7 @@ class Notes:
     noisy: dict[tuple[Key, tuple[int, ...]], Ints] = field(default_factory=dict)  # what came out
     taken: Counter[str] = field(default_factory=Counter)  # rounds that clients took part in
     no_vmap: str | None = None  # why `torch.func` cannot train the model: tried on zeros
+    way: Any = None  # how gradients of single examples are computed: tried on zeros
     plan: Any = None  # of the run that trained last
     votes: list[Votes] = field(default_factory=list)  # for statistics that were bought
     names: Candidates | None = None  # for names of classes that were bought
@@ -130,6 +131,7 @@ class _Real:
     build: Callable[..., Any]
     correlate: Callable[..., Any]
     why_not_vmap: Callable[..., Any]
+    example_way: Callable[..., Any]
     job_of: Callable[..., Any]
     columns: Callable[..., Any]
     selected: Callable[..., Any]
@@ -146,6 +148,7 @@ class Recorder:
             run_module.build_engine,
             CorrelatedNoise.protect,
             choose.why_not_vmap,
+            choose.example_way,
             run_module.job_of,
             dp_schema.bought_columns,
             dp_schema._selected,
@@ -226,7 +229,10 @@ class Recorder:
     def shaped(self, updates, pipeline, layout, senders, gradient=None):
         """Around `shape_rows`: what each client computed, and what it sends."""
         names = [self.streams.name(senders.randomness, client) for client in senders.clients]
-        before = [row.tobytes() for row in updates.detach().cpu().numpy()]
+        computed = updates.detach().cpu().numpy()
+        # A NaN's sign and payload depend on the SIMD lane it was computed in. Any NaN makes an
+        # update zero, and the integers that leave are compared bit for bit.
+        before = [row.tobytes() for row in np.where(np.isnan(computed), np.nan, computed)]
         shaped = self._real.shape(updates, pipeline, layout, senders, gradient)
         for name, update, row in zip(names, before, shaped.rows.numpy(), strict=True):
             self.notes.updates[senders.round_number, name] = update
@@ -240,6 +246,13 @@ class Recorder:
             self.notes.no_vmap = self._real.why_not_vmap(job)
             return self.notes.no_vmap
         return self.first.no_vmap
+
+    def example_way(self, job: Any) -> Any:
+        """Around `example_way`, in the first world only."""
+        if self.first is None:
+            self.notes.way = self._real.example_way(job)
+            return self.notes.way
+        return self.first.way
 
     def counted(self, rule: AdaptiveClipping, at: RoundNoise, clip, norms):
         """Around `AdaptiveClipping.halves`: each client's part of a tracked clip's count."""
@@ -352,6 +365,7 @@ def recording(
         (dp_schema, "bought_columns", recorder.columns),
         (dp_schema, "_selected", recorder.selected),
         (choose, "why_not_vmap", recorder.why_not_vmap),
+        (choose, "example_way", recorder.example_way),
         (Randomness, "stream", method(streams.stream)),
         (Randomness, "shuffle_words", method(streams.shuffle_words)),
         # For speed alone: nothing is evaluated, and seeding looks for GPUs at length.

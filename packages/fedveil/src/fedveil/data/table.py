@@ -49,8 +49,9 @@ BOUGHT_NOTE = (
 
 
 UNUSABLE_NOTE = (
-    "A row whose label is missing or does not fit the schema stays where it is and contributes "
-    "nothing. A row without a client belongs to nobody and is left out."
+    "A row whose label is missing or does not fit the schema, or with too few or too many cells, "
+    "stays where it is and contributes nothing. A row without a client belongs to nobody and is "
+    "left out."
 )
 NUMBERED_NOTE = "Clients are named by numbers: 7 and 7.0 are one client, 07 is another."
 

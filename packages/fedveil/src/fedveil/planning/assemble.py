@@ -26,6 +26,7 @@ from fedveil.methods.recipes.sections import DataSection, ModelSection, Recipe
 from fedveil.methods.registry import METHODS, method_of
 from fedveil.planning.limits import start_origin
 from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.planning.unread import refuse_file_keys, refuse_unread
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import default_delta
 from fedveil.training.client.local_training import BatchKind
@@ -43,6 +44,7 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
     """The federation that a recipe's data section describes; with an offer, statistics of a table
     without a schema are bought."""
     if data.file is None:
+        refuse_file_keys(data)
         return load(
             data.source,
             data.partition,
@@ -165,6 +167,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     if features is not None:
         federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
     model = model_of(chosen, federation)
+    refuse_unread(recipe)
     method = method_of(with_batch(recipe, federation))
     if recipe.training.class_weights:
         loss = _weighted(recipe.training.class_weights, federation)

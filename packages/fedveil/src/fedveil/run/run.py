@@ -273,6 +273,11 @@ class Run(Displayed):
         """Rounds that can still be run: the plan's, less what a crash has spent for nothing."""
         return self.plan.method.rounds - self.next_round
 
+    @property
+    def released_rounds(self) -> int:
+        """Rounds whose sum was released; the others left the weights as they were."""
+        return self.state.rounds - sum(bool(one.not_released) for one in self.dropouts.values())
+
     def __iter__(self) -> Iterator[RoundReport]:
         audience = Audience(self.callbacks, self.plan)
         try:

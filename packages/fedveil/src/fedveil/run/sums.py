@@ -58,6 +58,14 @@ def divisor(plan: Plan, pipeline: UpdatePipeline, clients: Cohort) -> float:
     return plan.sampling.expected_cohort if plan.secure_sums is None else len(clients)
 
 
+def noise_deviation(updates: RoundNoise, clients: int, divisor: float) -> float | None:
+    """Return the standard deviation of the noise on a coordinate of the average; None: unknown."""
+    if updates.noise is None:
+        return None
+    of_sum = updates.noise.deviation(updates, clients)
+    return None if of_sum is None else of_sum / divisor
+
+
 def next_clip(
     plan: Plan,
     updates: RoundNoise,

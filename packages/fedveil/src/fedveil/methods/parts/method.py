@@ -183,6 +183,12 @@ class Method(Displayed):
             raise ConfigError(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
             raise ConfigError("server.smoothing: votes have no neighbours to be smoothed with")
+        automatic = self.smoothing is not None and self.smoothing.automatic
+        if automatic and (self.placement is None or not self.placement.white):
+            raise ConfigError(
+                "server.smoothing: 'auto' needs independent noise of known size on every sum, by "
+                "a trusted aggregator or by each client. Give a number"
+            )
         if self.placement is not None:
             self._check_protected(self.placement)
 

@@ -10,6 +10,7 @@ Plan, ledger, hub, auditor and tuner ask the fitted noise; nobody asks what kind
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -58,6 +59,11 @@ class Noise(StrEnum):
 
     GAUSSIAN = "gaussian"
     LAPLACE = "laplace"
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of noise of scale 1."""
+        return 1.0 if self is Noise.GAUSSIAN else math.sqrt(2)
 
 
 class Bounded(StrEnum):
@@ -144,6 +150,7 @@ class NoisePlacement(ABC):
         bounded: What of one client is bounded.
         drawn: Who draws the noise.
         fixed_clip: Noise of one round is used in others, so that the clip must not change.
+        white: Noise is independent between coordinates and rounds, and `deviation` knows its size.
         not_audited: What no game of an audit tries out, a phrase each.
     """
 
@@ -151,6 +158,7 @@ class NoisePlacement(ABC):
 
     bounded: ClassVar[Bounded] = Bounded.UPDATE
     fixed_clip: ClassVar[bool] = False
+    white: ClassVar[bool] = False
     not_audited: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -315,6 +323,13 @@ class NoisePlacement(ABC):
         """Return the sum of a round with this clip, of which only the cohort is not known."""
         shape, layout = self.pipeline(clip, round_number), self.facts.layout
         return RoundNoise(self, shape, layout, round_number, np.zeros(0, np.int64), Randomness(0))
+
+    def deviation(self, at: RoundNoise, clients: int) -> float | None:
+        """Return the standard deviation of the noise on a coordinate of the sum of so many clients.
+
+        None: it is not the same for all, or not known.
+        """
+        return None
 
     @abstractmethod
     def protect(self, at: RoundNoise, total: Tensor) -> Tensor:

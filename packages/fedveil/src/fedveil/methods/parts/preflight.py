@@ -45,7 +45,7 @@ def _try_server(method: Method, context: NoiseContext) -> None:
     start = update = torch.zeros(context.layout.size)
     try:
         if method.smoothing is not None:
-            update = method.smoothing(update, context.layout)
+            update, _ = method.smoothing.step(update, context.layout, 1.0, {})
         state = method.optimizer.start(start)
         for number in (0, method.rounds - 1):
             _, state = method.optimizer.step(start, update, state, number)

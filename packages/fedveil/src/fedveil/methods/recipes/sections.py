@@ -141,7 +141,7 @@ class ServerSection:
     schedule_setting: float | None = None  # share left at the end 0, or rounds 10 (inverse-sqrt)
     average: str | None = None  # exponential, tail, polynomial or none: of the released weights
     average_setting: float | None = None  # decay 0.9, share of the rounds 0.5, or power 8
-    smoothing: float = 0.0  # strength of Laplacian smoothing; 0: none
+    smoothing: float | str = 0.0  # strength of Laplacian smoothing; 0: none; auto: by the releases
     smoothing_flat: bool = False  # the whole update as one ring, instead of tensor by tensor
     smoothing_order: str = "out-in-kernel"  # which weights of a convolution are neighbours
     smoothing_place: str = "after-noise"
