@@ -13,7 +13,7 @@ import numpy as np
 from .recipes import correlate, draw_recipe
 from .values import Client, Draw, Kind, client
 
-# By how often they come. Every private method is here.
+# By how often they come. Every private method is here but moments: tests/methods/test_moments.py.
 METHODS = {
     "dp-fedavg": 6,
     "bounded-sparse": 3,

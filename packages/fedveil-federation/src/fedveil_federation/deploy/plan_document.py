@@ -201,8 +201,8 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
         raise ConfigError("privacy.trusted_parts: sites trust fedveil's own parts only; remove it")
     if noise.count is not None and sums is None:
         raise ConfigError("privacy.clip_quantile: sites follow a tracked clip under masked sums")
-    if plan.method.voting is not None:
-        raise ConfigError(f"training.method: sites cannot vote yet ({plan.method.name})")
+    if plan.method.voting is not None or plan.pipeline.statistic is not None:
+        raise ConfigError(f"training.method: sites send updates alone, not {plan.method.name}")
     if sums is None and not noise.single_uploads:
         raise ConfigError(
             "aggregation: sites add noise shares under a masked sum, or (client-noise) all noise "

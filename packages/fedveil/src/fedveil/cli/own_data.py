@@ -59,6 +59,8 @@ _KEYS = {
     "data.classes": "classes",
     "training.class_weights": "class_weights",
     "privacy.unit": "unit",
+    "privacy.epsilon": "epsilon",
+    "privacy.delta": "delta",
 }
 
 

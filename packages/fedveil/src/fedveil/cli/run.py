@@ -31,6 +31,8 @@ _MORE = "In full: --explain, and guarantee.json in the run directory."
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
     **own_data.OPTIONS,
+    "--epsilon": (float, "the privacy budget (4, or the recipe's)"),
+    "--delta": (float, "its small probability (min(1e-5, units^-1.1))"),
     "--seed N": (_seed, "repeatable simulation instead of protected noise; none: without one"),
     "--output DIR": (Path, "a new run directory"),
     "--resume DIR": (Path, "go on with this run"),

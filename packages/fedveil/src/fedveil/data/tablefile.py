@@ -23,7 +23,8 @@ from fedveil.core.errors import ConfigError
 from fedveil.data import cells
 from fedveil.data.folder import FILE, files_of, is_many
 
-MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
+_ABSENT = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
+MISSING = (*_ABSENT, "k.A.", "k. A.")  # the last: keine Angabe
 DECIMAL = b"decimal"  # key of metadata: the mark a table's form suggests, or a column was read by
 _DELIMITERS = ",;\t|"
 WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling

@@ -230,6 +230,8 @@ class Plan(Displayed):
 
     @cached_property
     def optimizer(self) -> Optimizer:
+        if self.noise is not None and self.noise.server is not None:
+            return self.noise.server
         if self.method.voting is None:
             return self.method.optimizer
         return distillation(self.method.voting, self.federation, self.module)

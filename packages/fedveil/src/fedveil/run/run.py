@@ -135,7 +135,8 @@ class Run(Displayed):
             self._aggregator = build_aggregator(plan.secure_sums)
             if engine is None:
                 self.choice, self._engine = _chosen(plan, self._job, speed or Speed())
-                if self.choice.name not in ENGINES:
+                # Statistics are computed by one engine, whichever was asked for.
+                if self.choice.name not in ENGINES and plan.pipeline.statistic is None:
                     self._certify_nothing(unproved(f"Engine {self.choice.name!r}"))
             else:
                 self.choice = Choice(engine.name, "it was given")

@@ -25,7 +25,7 @@ from fedveil.data.dp_schema import MISSED, Bought, affordable
 from fedveil.data.federation import Federation, Task
 from fedveil.data.labels import STANDARDISED
 from fedveil.data.public_facts import PublicFacts, public_facts
-from fedveil.planning.assemble import federation_of, offer_of, plan_of
+from fedveil.planning.assemble import federation_of, offer_of, plan_of, with_table_model
 from fedveil.planning.recipe import DataSection, Recipe, with_defaults
 from fedveil.training.server.averaging import Average
 from fedveil.tune.proxy import Proxy
@@ -112,12 +112,21 @@ def choose(
         clients = federation.clients
     clients = recipe.privacy.public_clients or clients
     recipe, unit = _with_unit(recipe, clients, given)
+    if facts is not None:
+        recipe = with_table_model(recipe, given, clients, facts)
     recipe = with_defaults(_with_cohort(recipe, clients, given))
     statistics: tuple[str, ...] = ()
     if facts is not None and recipe.training.method in _OURS:
         recipe, federation, statistics = _with_statistics(recipe, facts, clients, pay, buy)
     federation = federation or federation_of(recipe.data)
     notes = (*unit, *statistics)
+    if recipe.training.method == "moments":
+        said = (
+            f"Model: numbers are cut into about {recipe.data.bins} bins, and a linear model is "
+            "fitted to one noisy sum of second moments. Nothing was tuned; --set training.method="
+            "dp-sgd (or dp-fedavg) trains in rounds instead."
+        )
+        return Chosen(recipe, federation, clients, (*notes, said))
     tuned = recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given)
     if tuned or recipe.training.method not in _OURS:
         return Chosen(recipe, federation, clients, notes)
@@ -214,10 +223,11 @@ def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe
     if any(f"training.{key}" in given for key in ("sampling", "cohort", "rate")):
         return recipe
     training = recipe.training
-    if clients == 1 and training.method == "dp-sgd" and recipe.privacy.trust is None:
+    by_record = training.method in ("dp-sgd", "moments")
+    if clients == 1 and by_record and recipe.privacy.trust is None:
         # Nobody to hide a sum among: the only owner adds all noise itself.
         recipe = replace(recipe, privacy=replace(recipe.privacy, trust=Trust.LOCAL.value))
-    if clients <= _ALL:
+    if clients <= _ALL or training.method == "moments":
         return replace(recipe, training=replace(training, sampling="everyone"))
     return replace(recipe, training=replace(training, cohort=_COHORT))
 
@@ -366,7 +376,7 @@ def _hopeless(search: Tuner, candidate: Candidate, number: int) -> bool:
     return 2 * missed > runs
 
 
-_OURS = ("dp-fedavg", "dp-sgd")
+_OURS = ("dp-fedavg", "dp-sgd", "moments")
 _CHOSEN = (
     "training.rounds",
     "training.local_steps",

@@ -189,6 +189,14 @@ class Method(Displayed):
                 "server.smoothing: 'auto' needs independent noise of known size on every sum, by "
                 "a trusted aggregator or by each client. Give a number"
             )
+        if self.placement is not None and self.placement.bounded is Bounded.STATISTIC:
+            once = self.rounds == 1 and self.cohort.scheme is Scheme.EVERYONE
+            if not once or self.smoothing is not None or self.voting is not None:
+                raise ConfigError(
+                    f"method {self.name!r}: a statistic of everybody's records is released once. "
+                    "Use training.rounds 1 and training.sampling everyone, without "
+                    "server.smoothing or votes."
+                )
         if self.placement is not None:
             self._check_protected(self.placement)
 
@@ -214,8 +222,8 @@ class Method(Displayed):
                 "noise would not cover it",
                 "protect votes with VoteNoise",
             )
-        if pipeline.granularity is not None or pipeline.ballot is not None:
-            raise ConfigError("pipeline: the plan chooses grids and ballots; leave them out")
+        if pipeline.granularity is not None or pipeline.ballot or pipeline.statistic:
+            raise ConfigError("pipeline: the plan chooses what is sent; leave grids and votes out")
         local = self.local
         if local.gradient_noise or local.gradient_grid is not None or not local.last_step_noise:
             raise ConfigError(

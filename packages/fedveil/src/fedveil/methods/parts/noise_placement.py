@@ -48,8 +48,9 @@ from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling
 from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.privacy.translation import usual_adjacency
 from fedveil.training.client.local_training import LocalTraining
-from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.training.client.update_pipeline import ClientStatistic, UpdatePipeline
 from fedveil.training.models.flat import Layout
+from fedveil.training.server.optimizers import Optimizer
 
 Cohort = npt.NDArray[np.int64]
 
@@ -72,6 +73,7 @@ class Bounded(StrEnum):
     UPDATE = "update"
     GRADIENT = "gradient"  # every example's, in every local step; noise goes in there
     BALLOT = "ballot"
+    STATISTIC = "statistic"  # of its records, sent once instead of an update
 
 
 class Drawn(StrEnum):
@@ -286,6 +288,15 @@ class NoisePlacement(ABC):
         return None
 
     # What clients do.
+
+    def statistic(self, federation: Federation, module: nn.Module) -> ClientStatistic | None:
+        """Return what each client sends instead of an update; None: updates. Needs no fitting."""
+        return None
+
+    @property
+    def server(self) -> Optimizer | None:
+        """The server's step from a released statistic to weights; None: the method's own step."""
+        return None
 
     @property
     def local(self) -> LocalTraining:

@@ -22,6 +22,7 @@ class DataSection:
     classes: tuple[str, ...] = ()  # of the label, where they are public
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a schema, in place
     bought: str | None = None  # what `columns` cost, as JSON; written by a run for its resumption
+    bins: int | None = None  # numbers of a table are cut into about so many bins; None: they stay
     image_size: tuple[int, ...] = ()  # pictures become this high and wide; a third 1: grey
     task: str | None = None  # classification, regression or multi-label; None: by the label
     partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own

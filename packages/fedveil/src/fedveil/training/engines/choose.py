@@ -27,6 +27,7 @@ from fedveil.training.engines.moments import moments_apply
 from fedveil.training.engines.pieces import in_pieces
 from fedveil.training.engines.registry import OUTSIDE
 from fedveil.training.engines.shared_memory import bytes_to_copy
+from fedveil.training.engines.statistic import StatisticEngine
 
 ENGINES = ("auto", "algebra", "mlp", "generic", "sequential", "processes")
 
@@ -89,6 +90,8 @@ def choose(
             "training.batch_size: clipped examples are divided by it, so it must be set"
         )
     inner = _engine(job, "auto" if name == "processes" else name, device)
+    if inner.name == "statistic":
+        return Choice(inner.name, inner.reason)
     predicted = None
     if workload is not None:
         predicted = predict(job, workload).times(_share_left(job, device, inner.name))
@@ -145,6 +148,8 @@ def device_of(name: str | None) -> torch.device:
 
 def _engine(job: Job, name: str, device: torch.device) -> Choice:
     """Which engine trains clients inside a process."""
+    if job.pipeline.statistic is not None:
+        return Choice("statistic", "clients send a statistic of their records; nobody trains")
     if name != "auto":
         obstacle = supports(job, name, device)
         if obstacle is not None:
@@ -221,6 +226,8 @@ def _one_thread(inner: str, predicted: Prediction) -> bool:
 
 
 def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engine:
+    if name == "statistic":
+        return StatisticEngine(job)
     stack = _stack(job) if name in ("algebra", "mlp") else ""
     if not job.isolated:
         return _together(job, name, chunk, device, stack)
