@@ -10,10 +10,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
+from tests.docs.blocks import blocks_of
 from tests.paths import ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -22,6 +24,7 @@ FILES = dict(re.findall(r"^`(orchard/[\w/.]+)`\n\n```\w+\n(.*?)^```$", PAGE, re.
 COMMANDS = [line for line in SHELL.splitlines() if line.startswith("fedveil ")]
 RUN = "fedveil run orchard/orchard.toml"
 JSON_RUN = f"{RUN} --json --output found"
+BLOCKS_RUN = f"{RUN} --json --set training.sampling=blocks --set training.cohort=20"
 MISTAKES = {
     "method.pul=0.2": "it has pull",
     "method.pull=soft": "must be a number",
@@ -29,6 +32,10 @@ MISTAKES = {
     "training.sparsity=0.5": "dp-fedprox does not use it",
     "training.method=dp-fedprx": "did you mean 'dp-fedprox'?",
     "data.source=station": "did you mean 'stations'?",
+    "server.optimizer=sign": "did you mean 'signs'?",
+    "server.schedule_setting=0": "goes with server.schedule",
+    "training.sampling=block": "did you mean 'blocks'?",
+    "model.features=square": "did you mean 'squares'?",
 }
 # One process for all commands: most of the time would go into starting them.
 DRIVER = """
@@ -73,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def done(folder: Path) -> dict[str, Done]:
     """What every command said, for somebody who has installed the package."""
-    lines = [*COMMANDS, JSON_RUN, *(f"{RUN} --set {change}" for change in MISTAKES)]
+    lines = [*COMMANDS, JSON_RUN, BLOCKS_RUN, *(f"{RUN} --set {change}" for change in MISTAKES)]
     path = os.pathsep.join(filter(None, (str(folder / "site"), os.environ.get("PYTHONPATH"))))
     result = subprocess.run(
         [sys.executable, "-c", DRIVER],
@@ -103,9 +110,10 @@ def test_the_page_has_all_its_files() -> None:
         "orchard/orchard/dp_fedprox.py",
         "orchard/orchard/stations.py",
         "orchard/orchard/tanh_net.py",
+        "orchard/orchard/parts.py",
         "orchard/orchard.toml",
     }
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 10
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -125,6 +133,21 @@ def test_the_guarantee_is_the_closed_form(done: dict[str, Done], folder: Path) -
     assert result["method"] == "dp-fedprox"
     assert result["accuracy"] > 0.7  # always rain: about a half
     assert "pull = 0.2" in (folder / "found" / "recipe.toml").read_text()
+
+
+def test_a_schedule_from_outside_is_charged_by_its_participations(done: dict[str, Done]) -> None:
+    """Six cohorts of 20 out of 60, each for two rounds: four participations of one client."""
+    epsilon = json.loads(done[BLOCKS_RUN].out)["guarantee"]["epsilon"]
+    truth = gaussian_epsilon(math.sqrt(4) / 4.0, 1e-5)
+    assert truth <= epsilon <= truth * (1 + 1e-4)
+
+
+def test_a_clip_rule_runs_and_is_not_certified_unnamed() -> None:
+    (block,) = (one.text for one in blocks_of("extending.md") if "fv.ClipRule" in one.text)
+    scope: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block, "extending.md", "exec", dont_inherit=True), scope)
+    assert scope["run"].state.rounds == 3
+    assert not scope["plan"].guarantee.certified
 
 
 def test_a_script_needs_no_entry_point(tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+import fedveil as fv
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import Registry
 from fedveil.methods import registry
 from fedveil.methods.dp_fedavg import from_recipe as dp_fedavg_recipe
 from fedveil.methods.registry import METHODS, Key, MethodEntry, method, method_of
 from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.privacy.sampling import SAMPLERS
 from fedveil.training.models.zoo import MODELS
 
 
@@ -123,6 +126,57 @@ def test_every_method_has_a_page_and_optional_keys_that_exist() -> None:
         section, name = key.split(".")
         assert hasattr(getattr(recipes.Recipe(), section), name)
     assert "logistic" in MODELS
+
+
+@dataclass(frozen=True)
+class Turns(fv.RoundRobin):
+    """Turns by another name."""
+
+
+@dataclass(frozen=True)
+class Secret(fv.RoundRobin):
+    """Claims credit for a secrecy that nobody has proved."""
+
+    amplifies = True
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kept in ("_things", "_origins"):  # what a test registers is forgotten afterwards
+        monkeypatch.setattr(SAMPLERS, kept, dict(getattr(SAMPLERS, kept)))
+
+
+def test_a_sampler_is_certified_if_and_only_if_it_is_named(named: None) -> None:
+    """It costs what turns cost, and its guarantee can be read again."""
+    fv.register("training.sampling", "turns")(Turns)
+    words = ["data.clients=50", "training.rounds=4", "training.cohort=10"]
+    words += ["privacy.noise_multiplier=2", "privacy.clip_norm=1"]
+    trusted = [f'privacy.trusted_parts=["{__name__}:Turns"]']
+    found = []
+    for more in (["round-robin"], ["turns"], ["turns", *trusted]):
+        chosen = recipes.parse({}, [*words, f"training.sampling={more[0]}", *more[1:]])
+        chosen = recipes.with_defaults(chosen)
+        guarantee = plan_of(chosen, federation_of(chosen.data)).guarantee
+        assert guarantee is not None
+        assert fv.Guarantee.from_dict(guarantee.to_dict()) == guarantee
+        found.append(guarantee)
+    assert [each.certified for each in found] == [True, False, True]
+    assert len({each.epsilon for each in found}) == 1
+    assert any("Turns" in sentence for sentence in found[2].rests_on)
+
+
+def test_what_cannot_be_registered_or_used_is_refused(named: None) -> None:
+    with pytest.raises(ConfigError, match="register"):
+        fv.register("privacy.epsilon", "mine")
+    with pytest.raises(ConfigError, match="poisson"):
+        fv.register("training.sampling", "poisson")(Turns)
+    fv.register("training.sampling", "secret")(Secret)
+    fv.register("training.sampling", "coins")(fv.Poisson)
+    for name in ("secret", "coins", "nobody"):
+        with pytest.raises(ConfigError, match=r"training\.sampling"):
+            fv.CohortRule(name, size=10)
+    with pytest.raises(ConfigError, match="scheme"):
+        fv.CohortRule(None, size=10)  # type: ignore[arg-type]
 
 
 def test_names_and_recipes_are_read_without_torch() -> None:

@@ -73,7 +73,7 @@ def test_a_word_is_as_good_as_the_member_it_names(
 ) -> None:
     """Members are told apart with `is`: a word that stayed a word would be none of them."""
     assert getattr(kind(**more, **{field: str(member)}), field) is member
-    with pytest.raises(fv.ConfigError, match=f"{field}: need one of .*, got 'neither'"):
+    with pytest.raises(fv.ConfigError, match="'neither'"):
         kind(**more, **{field: "neither"})
 
 

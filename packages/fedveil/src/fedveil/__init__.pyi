@@ -52,6 +52,7 @@ from fedveil.methods.parts.noise_placement import RoundNoise as RoundNoise
 from fedveil.methods.recipes.sections import Recipe as Recipe
 from fedveil.methods.registry import Key as Key
 from fedveil.methods.registry import method as method
+from fedveil.methods.registry import register as register
 from fedveil.planning.plan import Budget as Budget
 from fedveil.planning.plan import Plan as Plan
 from fedveil.planning.plan import plan as plan
@@ -93,6 +94,7 @@ from fedveil.run.trained import TrainedModel as TrainedModel
 from fedveil.run.trained import load_run as load_run
 from fedveil.training.client.local_training import GradientClip as GradientClip
 from fedveil.training.client.local_training import LearningRate as LearningRate
+from fedveil.training.client.local_training import LocalStep as LocalStep
 from fedveil.training.client.local_training import LocalTraining as LocalTraining
 from fedveil.training.client.local_training import Schedule as Schedule
 from fedveil.training.client.update_pipeline import UpdatePipeline as UpdatePipeline

@@ -18,6 +18,7 @@ FOLLOWED = {
     "check.md": "packages/fedveil-lab/tests/audit/test_check.py",
     "extending.md": "packages/fedveil/tests/test_extending.py",
     "extending/engine.md": "packages/fedveil/tests/engines/test_extending.py",
+    "extending/local-step.md": "packages/fedveil/tests/methods/test_outside_step.py",
     "extending/mechanism.md": "packages/fedveil/tests/privacy/test_outside_mechanism.py",
     "extending/noise.md": "packages/fedveil/tests/methods/test_outside_noise.py",
 }

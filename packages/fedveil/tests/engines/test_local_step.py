@@ -35,31 +35,6 @@ class FedDyn(LocalStep):
         return state - self.alpha * moved
 
 
-class Scaffold(LocalStep):
-    """SCAFFOLD with its second option (Karimireddy et al. 2020): g - c_i + c.
-
-    With everybody in every round, c is the mean of the c_i. All paths being equal, the mean update
-    over the path is minus the next one, so c follows from released weights.
-    """
-
-    def __init__(self, path: float) -> None:
-        self.path = path
-
-    def broadcast(self, weights: Tensor, before: Tensor | None) -> Tensor:
-        """The weights, and c."""
-        if before is None:
-            return torch.stack([weights, torch.zeros_like(weights)])
-        return torch.stack([weights, (before[0] - weights) / self.path])
-
-    def correction(self, moved: Tensor, state: Tensor, broadcast: Tensor | None) -> Tensor:
-        assert broadcast is not None
-        return broadcast[1] - state
-
-    def after(self, moved: Tensor, state: Tensor, broadcast: Tensor | None, path: Tensor) -> Tensor:
-        assert broadcast is not None
-        return state - broadcast[1] - moved / path
-
-
 class Prox(LocalStep):
     """FedProx, which the rule also has built in."""
 
@@ -116,25 +91,6 @@ def test_a_step_that_is_a_penalty_equals_the_penalty(engine: str, momentum: floa
         asked = RoundRequest(start_of(job), np.arange(8), 1)
         totals.append(summed(build_engine(job, engine, 3), job, asked).total)
     torch.testing.assert_close(*totals, rtol=1e-5, atol=1e-6)
-
-
-def test_what_the_server_broadcasts_follows_from_released_weights() -> None:
-    """With everybody in every round, SCAFFOLD's c is the mean of the clients' c_i."""
-    rate, steps = 0.1, 4
-    rule = LocalTraining(LearningRate(rate), steps=steps, step=Scaffold(rate * steps))
-    job = make_job("softmax", rule, UpdatePipeline())
-    engine, states, everybody = build_engine(job, "mlp"), ClientStates(), np.arange(8)
-    weights = start_of(job)
-    for number in range(3):
-        asked = RoundRequest(weights, everybody, number, states=states)
-        weights = (weights + summed(engine, job, asked).total / 8).float()
-    step = rule.step
-    assert step is not None
-    control = states.broadcast(step, weights, 3)
-    assert control is not None
-    own = states.of(everybody, step, weights).mean(dim=0)
-    assert float(own.norm()) > 1e-2
-    torch.testing.assert_close(control[1], own, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "mlp"])

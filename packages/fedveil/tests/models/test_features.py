@@ -303,7 +303,7 @@ def test_neighbours_of_a_protected_run_leave_a_client_s_integers_as_they_are():
 
 def test_what_a_recipe_cannot_mean_is_refused():
     for settings, said in (
-        (["model.features=wavelets"], "there is scattering"),
+        (["model.features=wavelets"], "model.features"),
         (["model.scales=2"], "model.features, which is not set"),
         (["model.features=scattering", "model.scales=9"], "model.scales"),
         (["model.features=scattering", "data.source=synthetic-logistic"], "needs images"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
@@ -56,6 +56,18 @@ class Registry(Mapping[str, T], Generic[T]):
         self._origins |= dict.fromkeys((name, *aliases), origin)
         self._aliases |= dict.fromkeys(aliases, name)
         return thing
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that takes up a class or function under this name."""
+        return lambda thing: self.add(
+            name,
+            thing,
+            f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', repr(thing))}",
+        )
+
+    def name_of(self, thing: object) -> str | None:
+        """Return the name of a thing that was taken up before, or None."""
+        return next((name for name, known in self._things.items() if known is thing), None)
 
     def find(self, name: str, key: str, also: tuple[str, ...] = ()) -> T:
         """The thing of this name; `key` is the recipe key or argument that named it, `also` are

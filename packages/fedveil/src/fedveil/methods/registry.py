@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.registry import Registry
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedveil.methods.parts.method import Method
 
 Builder = Callable[[Recipe], "Method"]
+T = TypeVar("T")
 
 # Recipe keys that only some methods understand; setting one elsewhere is refused, not ignored.
 BLUR, LUS = "training.penalty", "training.sparsity"
@@ -143,6 +144,43 @@ def method(
         return build
 
     return register
+
+
+def register(key: str, name: str) -> Callable[[T], T]:
+    """Return a decorator that gives a class, function or object a name in recipes.
+
+    Args:
+        key: The recipe key that names it: `server.optimizer`, `server.schedule`, `model.features`,
+            `model.name`, `training.sampling` or `data.source`.
+        name: What recipes call it. A name that is taken is refused.
+
+    Raises:
+        ConfigError: The key names no parts, or the name belongs to something else.
+
+    >>> @fv.register("server.schedule", "halved")
+    ... def halved(done: int, rounds: int) -> float:
+    ...     return 0.5
+    """
+    from fedveil.data.sources import SOURCES
+    from fedveil.privacy.sampling import SAMPLERS
+    from fedveil.training.models.features import FEATURES
+    from fedveil.training.models.zoo import MODELS
+    from fedveil.training.server.optimizers import OPTIMIZERS
+    from fedveil.training.server.schedules import SCHEDULES
+
+    registries: dict[str, Registry[Any]] = {
+        "data.source": SOURCES,
+        "model.features": FEATURES,
+        "model.name": MODELS,
+        "server.optimizer": OPTIMIZERS,
+        "server.schedule": SCHEDULES,
+        "training.sampling": SAMPLERS,
+    }
+    if key not in registries:
+        raise ConfigError(
+            f"register: {key!r} is no key that names parts. There are {', '.join(registries)}."
+        )
+    return registries[key].register(name)
 
 
 def method_of(recipe: Recipe) -> Method:

@@ -24,9 +24,10 @@ from fedveil.data.federation import (
     Task,
 )
 from fedveil.data.sources import same_data
-from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.method import Method, Scheme
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.privacy.rounding import at_most
+from fedveil.privacy.sampling import public_schedule
 from fedveil.privacy.secure_sums.aggregation import SecureSums
 from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.training.models.frozen import trained_on
@@ -67,7 +68,10 @@ def foreign_parts(
     local = replace(method.local, loss=None)
     private = replace(method, optimizer=Sgd(), smoothing=None, local=local)
     vouched, unknown = [], []
-    for part in _foreign_parts(private):
+    parts = list(_foreign_parts(private))
+    if not isinstance(method.cohort.scheme, Scheme):
+        parts.append(public_schedule(method.cohort.scheme)(1, 1))
+    for part in parts:
         name = address(type(part))
         if name in trusted and is_unchanged(part):
             vouched.append(

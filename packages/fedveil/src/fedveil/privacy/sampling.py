@@ -23,6 +23,7 @@ import numpy.typing as npt
 from fedveil.core.arguments import check_fields, count, described, fraction, natural, optional
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream, Words
+from fedveil.core.registry import Registry
 
 Ids = npt.NDArray[np.int64]
 
@@ -218,22 +219,38 @@ class Balanced(_OfCohorts):
 
 Sampling = Poisson | FixedSize | CappedPoisson | RoundRobin | Everyone | Balanced
 
-_KINDS: dict[str, type[Sampling]] = {
+# By the name in `training.sampling`. A sampler of others is a frozen dataclass derived from
+# `RoundRobin`, made from `clients` and `cohort`: a public schedule, for which no credit is claimed.
+# What a secret cohort is worth is proved for the package's own alone.
+SAMPLERS: Registry[type[Sampling]] = Registry("sampler", "fedveil.samplers", None, type)
+for _name, _kind in {
     "poisson": Poisson,
     "fixed": FixedSize,
     "capped-poisson": CappedPoisson,
     "round-robin": RoundRobin,
     "everyone": Everyone,
     "balanced": Balanced,
-}
+}.items():
+    SAMPLERS.add(_name, _kind, __name__)
+
+
+def public_schedule(name: str) -> type[RoundRobin]:
+    """Return a sampler of others by its name in `training.sampling`."""
+    kind = SAMPLERS.find(name, "training.sampling")
+    if not issubclass(kind, RoundRobin) or kind.amplifies:
+        raise ConfigError(
+            f"training.sampling: {name!r} is no public schedule. Derive its class from RoundRobin "
+            "and leave amplifies false."
+        )
+    return kind
 
 
 def sampling_kind(sampling: Sampling) -> str:
     """The name of a sampler's kind in documents and on the command line."""
-    for name, kind in _KINDS.items():
-        if type(sampling) is kind:
-            return name
-    raise ConfigError(f"sampling: {sampling!r} is none of {', '.join(_KINDS)}")
+    name = SAMPLERS.name_of(type(sampling))
+    if name is None:
+        raise ConfigError(f"sampling: {sampling!r} is none of {', '.join(SAMPLERS)}")
+    return name
 
 
 def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
@@ -243,7 +260,7 @@ def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
 
 def sampling_from_dict(document: Mapping[str, Any]) -> Sampling:
     """The sampler that `sampling_to_dict` described."""
-    sampling: Sampling = described(document, _KINDS, "sampling")
+    sampling: Sampling = described(document, SAMPLERS, "sampling")
     return sampling
 
 

@@ -22,7 +22,7 @@ from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.training.client.local_training import LearningRate, LocalTraining, Schedule
 from fedveil.training.client.rotation import Rotation
 from fedveil.training.server.averaging import Average, Averaged
-from fedveil.training.server.optimizers import Adam, Optimizer, Sgd
+from fedveil.training.server.optimizers import OPTIMIZERS, Optimizer
 from fedveil.training.server.schedules import RateSchedule, Scheduled
 from fedveil.training.server.smoothing import Order, Smoothing
 
@@ -59,7 +59,7 @@ def common(recipe: Recipe) -> Common:
     return {
         "rounds": training.rounds,
         "cohort": CohortRule(
-            choice(Scheme, "training.sampling", training.sampling),
+            training.sampling or Scheme.POISSON,
             training.cohort,
             training.rate,
             training.cohort_cap,
@@ -115,26 +115,18 @@ _AVERAGE_SETTINGS = {Average.EXPONENTIAL: 0.9, Average.TAIL: 0.5, Average.POLYNO
 def _scheduled(recipe: Recipe) -> Optimizer:
     """The server's step, at a rate that may fall."""
     server, setting = recipe.server, recipe.server.schedule_setting
-    kind = choice(RateSchedule, "server.schedule", server.schedule)
-    if kind is RateSchedule.CONSTANT:
+    if server.schedule == RateSchedule.CONSTANT:
         if setting is not None:
             raise ConfigError(
                 "server.schedule_setting: goes with server.schedule, which is constant"
             )
         return _step(server)
-    usual = 10.0 if kind is RateSchedule.INVERSE_SQRT else 0.0
-    used = usual if setting is None else setting
-    return Scheduled(_step(server), kind, used, recipe.training.rounds)
+    return Scheduled(_step(server), server.schedule, setting, recipe.training.rounds)
 
 
 def _step(server: ServerSection) -> Optimizer:
-    if server.optimizer == "sgd":
-        return Sgd(server.learning_rate, server.momentum)
-    if server.optimizer in ("adam", "yogi"):
-        return Adam(server.learning_rate, server.momentum, yogi=server.optimizer == "yogi")
-    raise ConfigError(
-        f"server.optimizer: unknown optimizer {server.optimizer!r}; there are sgd, adam, yogi"
-    )
+    build = OPTIMIZERS.find(server.optimizer, "server.optimizer")
+    return build(server.learning_rate, server.momentum)
 
 
 def smoothing(recipe: Recipe, strength: float | str) -> Smoothing | None:

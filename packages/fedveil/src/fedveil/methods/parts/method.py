@@ -17,7 +17,7 @@ from fedveil.core.arguments import (
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.clip_rule import ClipRule
-from fedveil.methods.parts.noise_placement import Bounded, NoisePlacement
+from fedveil.methods.parts.noise_placement import Bounded, Drawn, NoisePlacement
 from fedveil.privacy.sampling import (
     Balanced,
     CappedPoisson,
@@ -26,9 +26,10 @@ from fedveil.privacy.sampling import (
     Poisson,
     RoundRobin,
     Sampling,
+    public_schedule,
 )
 from fedveil.privacy.secure_sums.aggregation import Aggregation
-from fedveil.training.client.local_training import LocalTraining
+from fedveil.training.client.local_training import LocalStep, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
 from fedveil.training.server.optimizers import Optimizer, Sgd
 from fedveil.training.server.smoothing import Smoothing
@@ -51,6 +52,14 @@ class Scheme(StrEnum):
     CAPPED = "capped-poisson"  # Poisson, a random subset if more than `cap` came
 
 
+def _scheme(key: str, value: str) -> Scheme | str:
+    """Check a scheme: members are told apart with `is`, so a word of theirs may not stay one."""
+    if not isinstance(value, str) or value in list(Scheme):
+        return one_of(Scheme)(key, value)
+    public_schedule(value)
+    return value
+
+
 @dataclass(frozen=True)
 class CohortRule:
     """Who takes part in a round: exactly one of `size` and `rate` is given, none for everyone.
@@ -63,7 +72,7 @@ class CohortRule:
     rates, divisors and grids, follow from it however many there are. There must not be more.
     """
 
-    scheme: Scheme = Scheme.POISSON
+    scheme: Scheme | str = Scheme.POISSON  # or the name of somebody else's public schedule
     size: int | None = None
     rate: float | None = None
     cap: int | None = None
@@ -71,7 +80,7 @@ class CohortRule:
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        check_fields(self, scheme=one_of(Scheme))
+        check_fields(self, scheme=_scheme)
         if self.clients is not None and whole("privacy.public_clients", self.clients) < 1:
             raise ConfigError(f"privacy.public_clients: must be at least 1, got {self.clients}")
         if self.clients is not None and self.scheme not in (Scheme.POISSON, Scheme.EVERYONE):
@@ -113,7 +122,9 @@ class CohortRule:
             return FixedSize(clients, size)
         if self.scheme is Scheme.ROUND_ROBIN:
             return RoundRobin(clients, size)
-        return Balanced(clients, size, rounds)
+        if self.scheme is Scheme.BALANCED:
+            return Balanced(clients, size, rounds)
+        return public_schedule(self.scheme)(clients, size)
 
 
 @dataclass(frozen=True)
@@ -218,6 +229,7 @@ class Method(Displayed):
             raise ConfigError(
                 "local: the plan chooses gradient noise, its grid and its last step; leave them out"
             )
+        self._check_step(placement)
         if placement.fixed_clip and self.clip_rule is not None:
             raise PrivacyRefusal(
                 "correlated noise with a clip that may change: what later rounds take back would "
@@ -229,6 +241,29 @@ class Method(Displayed):
                 "updates weighted by a client's number of examples, without a cap: one client "
                 "with many examples may move the sum without bound",
                 "set training.weight_cap to a public number of examples",
+            )
+
+    def _check_step(self, placement: NoisePlacement) -> None:
+        """Refuse local steps where the argument of `LocalStep` about privacy does not hold."""
+        step = self.local.step
+        if step is None:
+            return
+        if placement.bounded is Bounded.GRADIENT:
+            raise PrivacyRefusal(
+                f"the local step {type(step).__name__} beside noise on gradients: each example's "
+                "gradient is clipped, and what the step adds to it is not",
+                "clip whole updates (method dp-fedavg), or leave the step out",
+            )
+        amplified = placement.drawn is Drawn.BY_SERVER and (
+            self.cohort.scheme in (Scheme.FIXED, Scheme.CAPPED)
+            or (self.cohort.scheme is Scheme.POISSON and placement.fixed_clip)
+        )
+        if amplified and type(step).after is not LocalStep.after:
+            raise PrivacyRefusal(
+                f"the local step {type(step).__name__} remembers in which rounds its client was "
+                f"drawn, and with {self.cohort.scheme} sampling nobody has proved what secret "
+                "cohorts are then worth",
+                "use training.sampling poisson with independent noise, everyone, or turns",
             )
 
 

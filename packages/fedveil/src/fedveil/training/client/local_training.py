@@ -120,8 +120,18 @@ class LocalStep:
     variates and FedDyn's linear term are such corrections. The run keeps the state of every client
     from round to round. In a protected run a step sees one client at a time.
 
-    A step reads no records. The state of a client is private all the same, for it follows from its
-    updates; what the server broadcasts must follow from released values alone.
+    **Privacy.** A step reads no records, but the state of a client follows from its updates, so it
+    is as private as they are and is never written. Whole updates are clipped after the step. In
+    every round, given all that was released before, the rows of other clients do not depend on this
+    one, and its own row is no longer than the clip, whatever it remembers: its sensitivity is that
+    of a client without state. A secret Poisson cohort is worth what it always is: the coin of
+    a round is independent of all earlier ones, hence of the state, so that a round is a mixture
+    of sampled Gaussians over what the client may remember, and hockey-stick divergences are jointly
+    convex. That argument needs coins of each client's own and whole updates; a `Method` with noise
+    refuses steps elsewhere (fixed-size cohorts, correlated noise on random cohorts, clipped
+    gradients). It also needs the class to do what is said here: `broadcast` reads its arguments
+    alone, and no method passes anything from one client to another. fedveil cannot check that of
+    others' classes: a guarantee is certified only if `privacy.trusted_parts` names the class.
     """
 
     def initial(self, weights: Tensor) -> Tensor:

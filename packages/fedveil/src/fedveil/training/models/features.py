@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from inspect import signature
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from fedveil.core.containment import contained, silence
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.registry import Registry
 from fedveil.data.columns import Array
 from fedveil.data.declared import used_again
 from fedveil.data.federation import Examples, Federation, Scaling
@@ -101,14 +104,15 @@ class ScatteringFeatures:
         return features / math.sqrt(features.numel())
 
 
-FEATURES: dict[
-    str, type[ScatteringFeatures | PatchFeatures | RandomFeatures | BackboneFeatures]
-] = {
-    "scattering": ScatteringFeatures,
-    "patches": PatchFeatures,
-    "random": RandomFeatures,
-    "backbone": BackboneFeatures,
-}
+# By the name in `model.features`. The parameters of a class or function are the keys of a recipe's
+# section [model] that it understands.
+FEATURES: Registry[Callable[..., FeatureMap]] = Registry(
+    "feature map", "fedveil.features", None, Callable
+)
+FEATURES.add("scattering", ScatteringFeatures, __name__)
+FEATURES.add("patches", PatchFeatures, __name__)
+FEATURES.add("random", RandomFeatures, __name__)
+FEATURES.add("backbone", BackboneFeatures, __name__)
 
 
 def named_features(
@@ -122,15 +126,14 @@ def named_features(
         for key in given:
             raise ConfigError(f"model.{key}: goes with model.features, which is not set")
         return None
-    if name not in FEATURES:
-        raise ConfigError(f"model.features: unknown {name!r}; there is {' or '.join(FEATURES)}")
-    known = {each.name for each in fields(FEATURES[name])}
+    build = FEATURES.find(name, "model.features")
+    known = signature(build).parameters
     for key in given:
         if key not in known:
             raise ConfigError(f"model.{key}: not for model.features = {name!r}")
     if "seed" in known:
         given["seed"] = seed
-    return FEATURES[name](**given)
+    return build(**given)
 
 
 @lru_cache(maxsize=8)

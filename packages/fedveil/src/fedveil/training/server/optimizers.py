@@ -6,7 +6,9 @@ All of this is post-processing of a value that is already private, so it costs n
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from fedveil.core.arguments import number_of
 from fedveil.core.errors import ConfigError
+from fedveil.core.registry import Registry
 
 State = dict[str, Tensor]  # named vectors [parameters], never changed in place; in checkpoints
 
@@ -98,3 +101,12 @@ class Adam:
         deviation = (second / (1 - self.second_momentum ** (round_number + 1))).sqrt()
         moved = weights + self.learning_rate * mean / (deviation + self.stability)
         return moved, {"first": first, "second": second}
+
+
+# By the name in `server.optimizer`, from its learning rate and momentum.
+OPTIMIZERS: Registry[Callable[[float, float], Optimizer]] = Registry(
+    "server optimizer", "fedveil.optimizers", None, Callable
+)
+OPTIMIZERS.add("sgd", Sgd, __name__)
+OPTIMIZERS.add("adam", Adam, __name__)
+OPTIMIZERS.add("yogi", partial(Adam, yogi=True), __name__)

@@ -7,24 +7,48 @@ from public counters, and what it multiplies is released already: it costs nothi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-from fedveil.core.arguments import check_fields, number_of, one_of
+from fedveil.core.arguments import number_of
 from fedveil.core.errors import ConfigError
+from fedveil.core.registry import Registry
 from fedveil.training.server.optimizers import Optimizer, State
 
 
 class RateSchedule(StrEnum):
-    """How the rate falls, as a share of its first value."""
+    """The package's own schedules, by name; `SCHEDULES` also has those of others."""
 
     CONSTANT = "constant"
     LINEAR = "linear"  # in even steps, to `setting` after the last round
     COSINE = "cosine"  # half a cosine, to `setting` after the last round
     INVERSE_SQRT = "inverse-sqrt"  # 1 / sqrt(1 + t / setting) after t rounds
+
+
+# By the name in `server.schedule`: the share of the first rate, in [0, 1], that is left after so
+# many of so many rounds. A third argument with a default is `server.schedule_setting`.
+SCHEDULES: Registry[Callable[..., float]] = Registry(
+    "server schedule", "fedveil.schedules", None, Callable
+)
+
+
+@SCHEDULES.register(RateSchedule.LINEAR)
+def _linear(done: int, rounds: int, setting: float = 0.0) -> float:
+    return 1 - (1 - setting) * min(1.0, done / rounds)
+
+
+@SCHEDULES.register(RateSchedule.COSINE)
+def _cosine(done: int, rounds: int, setting: float = 0.0) -> float:
+    return 1 - (1 - setting) * (1 - math.cos(math.pi * min(1.0, done / rounds))) / 2
+
+
+@SCHEDULES.register(RateSchedule.INVERSE_SQRT)
+def _inverse_sqrt(done: int, rounds: int, setting: float = 10.0) -> float:
+    return 1 / math.sqrt(1 + done / setting)
 
 
 @dataclass(frozen=True)
@@ -38,29 +62,30 @@ class Scheduled:
     """
 
     optimizer: Optimizer
-    kind: RateSchedule
-    setting: float
+    kind: str
+    setting: float | None  # None: the schedule's own
     rounds: int  # planned
 
     def __post_init__(self) -> None:
-        check_fields(self, kind=one_of(RateSchedule))
-        value, kind = number_of("server.schedule_setting", self.setting), self.kind
-        fits = {
-            RateSchedule.CONSTANT: False,
-            RateSchedule.LINEAR: 0 <= value <= 1,
-            RateSchedule.COSINE: 0 <= value <= 1,
-            RateSchedule.INVERSE_SQRT: 0 < value < math.inf,
-        }
-        if not fits[kind]:
-            raise ConfigError(f"server.schedule_setting: {value:g} does not fit {kind}")
+        SCHEDULES.find(self.kind, "server.schedule", (RateSchedule.CONSTANT,))
+        if self.setting is not None and not math.isfinite(
+            number_of("server.schedule_setting", self.setting)
+        ):
+            raise ConfigError(f"server.schedule_setting: must be finite, got {self.setting}")
+        try:
+            fits = all(0 <= self.share(done) <= 1 for done in range(self.rounds + 1))
+        except (ArithmeticError, ValueError):
+            fits = False
+        if not fits:
+            raise ConfigError(
+                f"server.schedule_setting: {self.setting} does not fit {self.kind}, because some "
+                "round's share of the learning rate is not in [0, 1]. Choose another setting."
+            )
 
     def share(self, done: int) -> float:
-        """What is left of the rate after so many rounds."""
-        if self.kind is RateSchedule.INVERSE_SQRT:
-            return 1 / math.sqrt(1 + done / self.setting)
-        way = min(1.0, done / self.rounds)
-        fallen = way if self.kind is RateSchedule.LINEAR else (1 - math.cos(math.pi * way)) / 2
-        return 1 - (1 - self.setting) * fallen
+        """Return what is left of the rate after so many rounds, in [0, 1]."""
+        more = () if self.setting is None else (self.setting,)
+        return SCHEDULES[self.kind](done, self.rounds, *more)
 
     def start(self, weights: Tensor) -> State:
         return self.optimizer.start(weights)
