@@ -16,7 +16,7 @@ from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.run.run import Run
 from fedveil.run.scores import Scores
 from fedveil.tune.defaults import FEW, Chosen, choose
-from fedveil.tune.tuner import Progress
+from fedveil.tune.tuner import SearchProgress
 
 SCHEMA = """
 [columns.x]
@@ -173,7 +173,7 @@ def test_every_choice_can_be_made_by_the_user(
 def test_ctrl_c_ends_the_search_and_everything_after_it(tmp_path: Path) -> None:
     path = table(tmp_path, "t.csv", clients=32, each=5, seed=5, signal=1.0)
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: SearchProgress) -> None:
         raise KeyboardInterrupt
 
     given = {"data.file": str(path), "data.client_column": "who", "data.label": "y", "seed": 1}

@@ -12,7 +12,7 @@ from tests.plan.searches import BOTTOM, BOWL, Bowl, small_recipe, tuner_of
 
 from fedveil.core.errors import ConfigError
 from fedveil.tune.trials import Outcome, Trial
-from fedveil.tune.tuner import Progress, Tuner
+from fedveil.tune.tuner import SearchProgress, Tuner
 
 
 def in_bowl(noise: float, seed: int = 0, effort: float = 20_000, **rest: object) -> Tuner:
@@ -119,7 +119,7 @@ def test_time_is_limited_even_in_the_middle_of_a_trial(monkeypatch: pytest.Monke
 
 
 def test_an_interrupt_leaves_the_best_so_far() -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: SearchProgress) -> None:
         if progress.trials == 20:
             raise KeyboardInterrupt
 

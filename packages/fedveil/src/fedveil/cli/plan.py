@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedveil.planning.recipe import Recipe
     from fedveil.tune.advice import Advice
     from fedveil.tune.feasible import Question
-    from fedveil.tune.tuner import Progress, Tuner
+    from fedveil.tune.tuner import SearchProgress, Tuner
 
 
 def _picture(text: str) -> Path:
@@ -310,15 +310,15 @@ def _theorem(args: argparse.Namespace, tuner: Tuner, found: Advice) -> Any:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[Progress], None]]:
+def progress(what: str) -> Iterator[Callable[[SearchProgress], None]]:
     """Show a search's progress on stderr: one line that changes, or a line now and then."""
     said = -1.0
 
-    def text(state: Progress) -> str:
+    def text(state: SearchProgress) -> str:
         share = min(1.0, state.share)
         return f"{what}: {state.stage}, {state.trials} runs, {share:.0%}, best {state.error:.4g}"
 
-    def now_and_then(state: Progress) -> None:
+    def now_and_then(state: SearchProgress) -> None:
         nonlocal said
         if state.share - said >= 0.2:
             said = state.share

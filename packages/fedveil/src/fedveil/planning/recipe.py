@@ -125,8 +125,8 @@ def parse(
         for changed, replaced in ((one, other), (other, one)):
             if f"{section}.{changed}" in changes and isinstance(merged.get(section), dict):
                 merged[section].pop(replaced, None)
-    method = str(changes.get("training.method"))
-    if method in METHODS and not METHODS[method].private:
+    method = changes.get("training.method")  # asked for only if it is named: that loads torch
+    if method is not None and str(method) in METHODS and not METHODS[str(method)].private:
         merged = {key: v for key, v in merged.items() if key not in ("privacy", "aggregation")}
     sums = merged.get("aggregation")
     if changes.get("privacy.trust") in ("local", "central") and isinstance(sums, dict):

@@ -32,7 +32,7 @@ from fedveil.tune.proxy import Proxy
 from fedveil.tune.space import Point, Space, short
 from fedveil.tune.synthetic_proxy import synthetic_proxy
 from fedveil.tune.trials import Candidate, ProxyTrials, recipe_with_settings
-from fedveil.tune.tuner import Progress, Tuner
+from fedveil.tune.tuner import SearchProgress, Tuner
 
 FEW = 30  # clients: fewer than these cannot hide one of them, so records are protected instead
 _ALL = 2000  # clients: up to so many take part in every round
@@ -83,7 +83,7 @@ def choose(
     pay: Pay | None = None,
     *,
     buy: bool = True,
-    show: Callable[[Progress], None] = lambda progress: None,
+    show: Callable[[SearchProgress], None] = lambda progress: None,
 ) -> Chosen:
     """Choose what to run on a table.
 

@@ -39,7 +39,7 @@ _RACE, _ALL_STEPS = 0.4, 0.8  # parts of the effort after which each ends
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """How far a search is: its stage, trials, share of the effort, and least error so far."""
 
     stage: str
@@ -110,7 +110,7 @@ class Tuner:
     share: float = 1.0
     noise: float = 1.0
     seed: int = 0
-    show: Callable[[Progress], None] = lambda progress: None
+    show: Callable[[SearchProgress], None] = lambda progress: None
     interrupted: bool = False
     outcomes: dict[tuple[int, Trial], Outcome] = field(default_factory=dict)
     best: Candidate | None = None
@@ -269,7 +269,7 @@ class Tuner:
             known = self.outcomes[number, trial] = proxy(trial, **deadline)
             self.spent += proxy.cost(trial)
             self.show(
-                Progress(
+                SearchProgress(
                     self._stage, len(self.outcomes), self.spent / self.effort, self._least(number)
                 )
             )
