@@ -173,7 +173,7 @@ def test_a_hub_that_asks_without_end_costs_the_sites_courier_no_memory(victims: 
     """The guard is busy with the first request, and the hub sends a hundred more."""
     from nvflare.fuel.f3.message import Message
 
-    from fedveil_federation.deploy.flare import APPLICATION, Link
+    from fedveil_federation.deploy.flare import APPLICATION, FlareLink
 
     busy, done = threading.Event(), threading.Event()
 
@@ -191,7 +191,7 @@ def test_a_hub_that_asks_without_end_costs_the_sites_courier_no_memory(victims: 
         (place / name).write_text(text)
         credentials[name] = str(place / name)
     port = victims.hub.agreement.port
-    link = Link("server", "0.0.0.0", port, credentials, ["north"])
+    link = FlareLink("server", "0.0.0.0", port, credentials, ["north"])
     process = CourierProcess(victims.site)
     process.keep_running()
     guard = SocketCourier(victims.site.socket, victims.site.courier)

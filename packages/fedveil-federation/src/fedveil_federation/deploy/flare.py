@@ -2,7 +2,7 @@
 
 FLARE's own client and server programs are not started. Above the transport they register handlers
 for administration, jobs, files and shells, forward messages between sites and listen on loopback,
-and they ask for authorization only where the *sender* says so. `Link` uses the layer below: gRPC
+and they ask for authorization only where the *sender* says so. `FlareLink` uses the layer below: gRPC
 streams with mutual TLS, names bound to certificates, heartbeats and reconnection. It registers one
 receiver, for one application number, so every other message finds nobody:
 
@@ -74,7 +74,7 @@ _GRPC_OPTIONS = [
 _log = logging.getLogger(__name__)
 
 
-class Link(MessageReceiver):  # type: ignore[misc]
+class FlareLink(MessageReceiver):  # type: ignore[misc]
     """One party's end: sends requests to its peers and answers theirs.
 
     Args:
@@ -278,7 +278,7 @@ class _Frames(FrameReceiver):  # type: ignore[misc]
         self._greeted = True
 
 
-def hub_link(settings: Settings, place: Path) -> Link:
+def hub_link(settings: Settings, place: Path) -> FlareLink:
     """Return the hub's end, which listens at its port.
 
     Args:
@@ -288,7 +288,7 @@ def hub_link(settings: Settings, place: Path) -> Link:
     return _link(settings, place, "0.0.0.0", settings.sites)
 
 
-def site_link(settings: Settings, place: Path, answer: Answer) -> Link:
+def site_link(settings: Settings, place: Path, answer: Answer) -> FlareLink:
     """Return a site's end, which connects to the hub.
 
     Args:
@@ -305,7 +305,7 @@ def _link(
     host: str,
     peers: Iterable[str],
     answer: Answer | None = None,
-) -> Link:
+) -> FlareLink:
     # FLARE looks for settings of its own below the working directory unless it is told where.
     ConfigService.initialize({}, [str(place)])
     conn_manager.MAX_WAIT = _LONGEST_PAUSE
@@ -316,4 +316,4 @@ def _link(
         f"{role}_key": str(place / "link.pem"),
         "connection_security": "mtls",
     }
-    return Link(settings.name, host, settings.port, credentials, peers, answer)
+    return FlareLink(settings.name, host, settings.port, credentials, peers, answer)
