@@ -244,7 +244,12 @@ class Guard(Responder):
         sums = run.work.sums
         if sums is not None and run.participant is None:
             run.participant = Participant(
-                self.keys, run.roster, sums.params, self.members.hub, self.store
+                self.keys,
+                run.roster,
+                sums.params,
+                self.members.hub,
+                self.store,
+                charged=run.work.charged,
             )
         if self._keep_plan is not None and not run.begun:
             self._keep_plan(run.work.document.digest, run.work.document.to_bytes())
@@ -362,7 +367,7 @@ class Guard(Responder):
         """Charge a round without a secure sum to the ledger; the reservation's number."""
         self._enter(run, number)
         own = derive.digest(b"members", derive.id_bytes(self.number))
-        at, terms = run.work.document.first_round + number, run.work.terms[UPDATE]
+        at, terms = run.work.document.first_round + number, run.work.charged(run.work.terms[UPDATE])
         claim = Claim(self.members.secagg_name, at, UPDATE, own, Limits().round_step, terms)
         return self.store.claim(claim)
 

@@ -68,6 +68,12 @@ class UpdatePipeline:
         """Whether what leaves is the update times one number: nothing looks at single entries."""
         return self.sparsity == 0 and self.granularity is None and self.ballot is None
 
+    def scaled(self, scale: float) -> UpdatePipeline:
+        """Return the pipeline of a client that clips to `scale` times the clip, on one grid."""
+        if scale == 1 or self.clip is None:
+            return self
+        return replace(self, clip=replace(self.clip, norm=self.clip.norm * scale))
+
     def width(self, layout: Layout) -> int:
         """How many numbers a client sends."""
         if self.ballot is not None:
