@@ -361,7 +361,7 @@ def plan(
     check_model(model, federation, protected=seed is None and placement is not None)
     check_loss(method.local.loss, model, federation)
     if placement is None:
-        if budget is not None:
+        if budget is not None or budgets:
             raise PrivacyRefusal(
                 f"method {method.name!r} adds no noise, so no epsilon can be promised",
                 "choose a private method such as dp-fedavg, or leave privacy.epsilon out",
