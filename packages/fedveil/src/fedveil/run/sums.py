@@ -140,8 +140,10 @@ def next_clip(
     rule, clip = noise.facts.rule, updates.clip
     opened = aggregator.open(count, updates.cohort, dropouts)
     if statistics is not None:
-        halves = rule.halves(count, clip, statistics.norms)
-        halves[senders.idle] = 0
+        here, kind = torch.from_numpy(senders.add), torch.int64 if count.integer else torch.float64
+        halves = torch.zeros(len(here), count.width, dtype=kind)
+        if here.any():
+            halves[here] = rule.halves(count, clip, statistics.norms[here])
         opened.add(replace(statistics, updates=halves))
     counted = float(opened.release())
     expected = divisor(plan, count.pipeline, total.clients)
