@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,10 +265,36 @@ def test_golden(method: str) -> None:
     assert found.certified
     assert (found.trust, found.adjacency) == (fv.Trust.DISTRIBUTED, fv.Adjacency.ZERO_OUT)
     assert 1.725 - 1e-3 <= found.epsilon <= 1.725 * 1.03  # rounding on the grid, if any
+    if method != "ddgauss":  # whose shares are integers always
+        ideal = {"privacy__arithmetic": "idealised", "aggregation__secure": "ideal"}
+        smooth = planned(data, privacy__noise_multiplier=1.1, **ways, **ideal).guarantee
+        assert smooth is not None
+        assert smooth.epsilon == pytest.approx(1.515, abs=2e-3)
+        assert not smooth.certified
     ways |= {"training__sampling": "everyone", "training__rate": None}
     bare = planned(data, seed=None, privacy__noise_multiplier=1.1, **ways).guarantee
     assert bare is not None
     assert bare.epsilon > 534
+
+
+def test_continuous_shares_of_everybody_add_up_to_the_same_noise() -> None:
+    """Also where trials draw all of them at once; those who do not train add theirs."""
+    ideal = {"privacy__arithmetic": "idealised", "aggregation__secure": "ideal"}
+    data = federation(classes=100, sizes=(1,) * 20)
+    plan = planned(data, privacy__noise_multiplier=2.0, training__rounds=1, **ideal)
+    nothing, everybody = torch.zeros(plan.layout.size), np.arange(20)
+    for noise in (
+        plan.private_noise,
+        plan.private_noise.in_one_draw().fit(plan.private_noise.facts),
+    ):
+        at = replace(noise.at(), cohort=everybody, randomness=Randomness(8))
+        spread = float(noise.protect(at, nothing).std()) / 2.0
+        assert spread == pytest.approx(1, abs=6 / math.sqrt(2 * plan.layout.size))  # 6 sigma
+    with coins(lambda number, client: False):
+        run = fv.Run(plan)
+        run.finish()
+    moved = float((run.state.weights - plan.start).std())
+    assert moved * 0.4 * 20 / 2.0 == pytest.approx(1, abs=6 / math.sqrt(2 * plan.layout.size))
 
 
 def test_chengs_algorithm_is_certified_as_printed_towards_the_server_as_well() -> None:

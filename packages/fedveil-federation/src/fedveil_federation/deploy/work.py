@@ -114,7 +114,7 @@ class Training(Work):
             _ = self._engine
         self._norms: torch.Tensor | None = None  # of this round's update, [1]
         self._scale = scale
-        self._coin: bool | None = None  # this round's, once it is tossed
+        self._coin = -1, True  # the round that it was tossed for, and what it said
 
     @cached_property
     def _engine(self) -> Engine:
@@ -154,7 +154,7 @@ class Training(Work):
         return updates.upload(self._number, self._trained(request.part(1), updates))
 
     def new_round(self) -> None:
-        self._norms = self._coin = None
+        self._norms = None
 
     def close(self) -> None:
         if "_engine" in vars(self):
@@ -193,10 +193,10 @@ class Training(Work):
         """
         weights = weights_of(data, self.plan.layout.size)
         alone, shape = np.zeros(1, np.int64), updates.pipeline.scaled(self._scale)
-        request = RoundRequest(weights, alone, updates.round_number, shape)
-        sampling = self.plan.sampling
-        if self._coin is None:  # once a round: the same coin for whatever the round asks
-            self._coin = sampling.coin(self._randomness, updates.round_number, self._number)
+        number, sampling = updates.round_number, self.plan.sampling
+        request = RoundRequest(weights, alone, number, shape)
+        if self._coin[0] != number:  # one coin for whatever the round asks, and none for the next
+            self._coin = number, sampling.coin(self._randomness, number, self._number)
         nothing = np.zeros(updates.width, np.int64)
         try:
             (own,) = self._engine.updates(request)
@@ -207,7 +207,7 @@ class Training(Work):
             return nothing
         self._norms = own.norms
         row: Ints = own.total.numpy()
-        return row if self._coin else nothing
+        return row if self._coin[1] else nothing
 
 
 @lru_cache(maxsize=2)  # for all runs of a site
