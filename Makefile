@@ -12,7 +12,7 @@ run: .venv/installed
 all: .venv/all
 
 # A hub and three hospitals as processes with mTLS, two of them killed on the way; see docs/deploy.md.
-demo: .venv/federated
+demo: .venv/all
 	$(BIN)/python tools/demo.py
 
 # Two workers of one thread each: two threads each would fight over two cores. Compiled modules are
@@ -35,7 +35,7 @@ coverage: .venv/tested
 mutants: .venv/tested
 	$(BIN)/python tools/mutants.py --cover --sample 100 --seed 1
 
-# A million pairs of neighbours (tests/neighbours): hours of CPU time, half as long on two cores. A
+# A million pairs of neighbours (tests/neighbours): about 40 minutes of CPU time, half as long on two quiet cores. A
 # violation stops it at once and says how to run its case again. `FUZZ="--minutes 10"` stops earlier;
 # with `FUZZ="--state FILE"` it can be interrupted, and the same command goes on.
 fuzz: .venv/tested
@@ -72,7 +72,8 @@ clean:
 	$(PIP) --requirement requirements-test.txt
 	@touch $@
 
-.venv/federated: .venv/all
+# The other courier, for those who run NVIDIA FLARE; it is tested where it is installed.
+.venv/flare: .venv/all
 	@echo "Adding NVIDIA FLARE (about a minute)..."
 	$(PIP) --no-build-isolation --editable 'packages/fedveil-federation[flare]'
 	@touch $@

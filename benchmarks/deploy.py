@@ -1,8 +1,9 @@
 """What a federation across machines costs, on one machine: `python -m benchmarks.deploy WHAT`.
 
-    rounds      seconds a round for several numbers of sites (--engine flare: each site has a
-                courier process of its own, with TLS; otherwise requests stay in memory)
-    echo        a leg of 100 bytes and of 4 MB to three sites over FLARE's transport, signed
+    rounds      seconds a round for several numbers of sites (--engine https or flare: each site
+                has a courier process of its own, with TLS; otherwise requests stay in memory)
+    echo        couriers side by side: legs of 100 B, 4 MB and 100 MB to three sites, recovery
+                after a kill, memory (--engine for one of them alone)
     memory      of a site's processes, idle and after a run
     secaggplus  the same job as Flower's legacy workflow of SecAgg+, with its own processes
 
@@ -32,8 +33,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.data.federation import Federation
 from fedveil.planning import recipe as recipes
+from fedveil.training.engines.isolated import isolated_federation
 from fedveil.training.engines.memory import keep_freed_memory
-from fedveil.training.engines.one_client import lone
+from fedveil_federation.deploy.agreement import ENGINES
 from fedveil_federation.deploy.courier import Answer, Courier, MemoryCourier, Unreachable
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.guard import Guard
@@ -102,7 +104,7 @@ class Timed(Courier):
 def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -> dict[str, Any]:
     """Medians over the rounds."""
     names = [f"site-{number}" for number in range(sites)]
-    key, lock = Ed25519PrivateKey.generate(), Lock(bytes(32), cost=2)
+    key, lock = Ed25519PrivateKey.generate(), Lock(bytes(32))
     stores, identities = {}, {}
     for number, name in enumerate(names):
         stores[name] = DeviceStore.create(
@@ -115,7 +117,9 @@ def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -
     data, courier = _rows(sites, shape), Timed(inner)
     training, guards = _Busy(), []
     for number, name in enumerate(names):
-        guard = Guard(name, members, stores[name], Policy.of(POLICY), lone(data, number))
+        guard = Guard(
+            name, members, stores[name], Policy.of(POLICY), isolated_federation(data, number)
+        )
         guards.append(guard)
         courier.attach(name, guard.answer)
     values = {**RECIPE, "model.name": network, "training.rounds": rounds}
@@ -192,7 +196,7 @@ def time_rounds(args: argparse.Namespace) -> None:
                 if args.engine != "memory":
                     from benchmarks.deploy_engines import engines
 
-                    courier = stack.enter_context(engines(Path(made), names))
+                    courier = stack.enter_context(engines(Path(made), names, args.engine))
                 shown = measure(Path(made), sites, model, args.rounds, courier)
             print(json.dumps({"engine used": args.engine, **shown}), flush=True)
 
@@ -205,7 +209,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 10, 50])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--engine", choices=["memory", "flare"], default="memory")
+    parser.add_argument("--engine", choices=["memory", *ENGINES], default="memory")
     args = parser.parse_args()
     keep_freed_memory()  # as hubs and sites do
     if args.what == "rounds":
@@ -213,7 +217,7 @@ def main() -> None:
     elif args.what == "echo":
         from benchmarks import deploy_echo
 
-        deploy_echo.run()
+        deploy_echo.run(ENGINES if args.engine == "memory" else [args.engine])
     elif args.what == "memory":
         from benchmarks import deploy_memory
 

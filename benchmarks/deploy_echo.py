@@ -1,27 +1,30 @@
-"""Legs to three sites and back over FLARE's transport, as a round makes them: signed and checked.
+"""Couriers side by side: legs to three sites and back, recovery after a kill, and memory.
 
 A leg goes from the hub's process through a Unix socket to its courier, over mutual TLS to the
-sites' couriers, through their sockets to guards in this process, and back.
+sites' couriers, through their sockets to guards in this process, and back. It is signed and
+checked, as a round's legs are.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.deploy_engines import engines
+from benchmarks.deploy_engines import Homes, engines, memory_of
 from fedveil_federation.deploy.envelope import Message, seal, unseal
 from fedveil_federation.deploy.hub import Sites
 from fedveil_federation.deploy.members import Members
 
-SIZES, LEGS, WAIT = (100, 4_000_000), 15, 60.0
+LEGS = {100: 15, 4_000_000: 15, 100_000_000: 3}  # by bytes
+WAIT = 300.0  # seconds
 SITES = ("a", "b", "c")
 
 
@@ -36,30 +39,61 @@ def _leg(sites: Sites, size: int) -> float:
     return time.perf_counter() - began
 
 
-def run() -> None:
+def _recovery(courier: Homes, sites: Sites, name: str) -> float:
+    """Return the seconds from the start of a courier that was killed to the next whole leg."""
+    process = courier.processes[name]
+    if process.pid is not None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.stop()
+    began = time.perf_counter()
+    process.keep_running()
+    _leg(sites, 100)
+    return time.perf_counter() - began
+
+
+def run(kinds: Sequence[str]) -> None:
+    """Print one line for each courier and figure.
+
+    Args:
+        kinds: couriers to measure, of `agreement.ENGINES`.
+    """
+    for kind in kinds:
+        _measure(kind)
+
+
+def _measure(kind: str) -> None:
     hub_key = Ed25519PrivateKey.generate()
     hub = hub_key.public_key().public_bytes_raw()
     keys = {site: Ed25519PrivateKey.generate() for site in SITES}
     known = {site: key.public_key().public_bytes_raw() for site, key in keys.items()}
     members = Members("bench", hub, known)
 
-    def guard(site: str) -> Any:
-        def answer(frame: bytes) -> bytes:
-            return seal(Message({}, unseal(frame, [hub]).parts), keys[site], frame)
+    def guard(site: str) -> Callable[[bytes], bytes]:
+        return lambda frame: seal(Message({}, unseal(frame, [hub]).parts), keys[site], frame)
 
-        return answer
+    def say(**shown: object) -> None:
+        print(json.dumps({"courier": kind, **shown}), flush=True)
 
+    began = time.perf_counter()
     with (
         tempfile.TemporaryDirectory(prefix="fedveil-") as made,
-        engines(Path(made), SITES) as courier,
+        engines(Path(made), SITES, kind) as courier,
     ):
+        say(seconds_to_start=round(time.perf_counter() - began, 1), load=os.getloadavg()[0])
         for site in SITES:
             courier.attach(site, guard(site))
         sites = Sites(members, hub_key, courier)
-        for size in SIZES:
+
+        def memory() -> dict[str, int]:
+            return {name: memory_of(one.pid) for name, one in courier.processes.items()}
+
+        _leg(sites, 100)
+        say(idle_megabytes=memory())
+        for size, legs in LEGS.items():
             _leg(sites, size)  # makes connections
-            seconds = [_leg(sites, size) for _ in range(LEGS)]
-            shown = {"least": min(seconds), "median": statistics.median(seconds)}
-            rounded = {name: round(value, 4) for name, value in shown.items()}
-            print(json.dumps({"bytes": size, **rounded}), flush=True)
-    print(json.dumps({"megabytes of the couriers, the hub's first": courier.memory}))
+            seconds = [_leg(sites, size) for _ in range(legs)]
+            least, median = round(min(seconds), 4), round(statistics.median(seconds), 4)
+            say(bytes=size, least=least, median=median, megabytes=memory())
+        for name in ("a", "hub"):
+            seconds = [_recovery(courier, sites, name) for _ in range(3)]
+            say(killed=name, seconds=[round(one, 2) for one in seconds])

@@ -13,7 +13,7 @@ from fedveil_federation.deploy.sockets import SocketCourier, free_port
 from fedveil_federation.deploy.state_dirs import Bundle, HubHome, SiteHome
 
 COLUMNS = {"x": {"type": "number", "min": 0, "max": 1}, "y": {"type": "boolean"}}
-POLICY = "[budget]\nepsilon = 1.0\n[lifetime]\nepsilon = 1.0\n"
+POLICY = "[budget]\nepsilon = 1.0\n[lifetime]\nepsilon = 1.0\n[allow]\nparameters = 50_000_000\n"
 
 
 class Homes(Courier):
@@ -26,6 +26,7 @@ class Homes(Courier):
         self._ends = {name: SocketCourier(hub.socket, home.courier) for name, home in homes.items()}
         self._attached: set[str] = set()
         self.memory: list[int] = []  # of the couriers, the hub's first, when they were stopped
+        self.processes: dict[str, CourierProcess] = {}
 
     def attach(self, site: str, answer: Answer) -> None:
         self._ends[site].attach("fedveil", answer)
@@ -52,9 +53,18 @@ class Homes(Courier):
 
 
 @contextmanager
-def engines(folder: Path, names: Sequence[str], seconds: float = 600.0) -> Iterator[Homes]:
-    """All processes, connected."""
-    schema = {"label": "y", "columns": COLUMNS}
+def engines(
+    folder: Path, names: Sequence[str], engine: str = "https", seconds: float = 600.0
+) -> Iterator[Homes]:
+    """Start the couriers' processes of a hub and its sites, and yield them when all are connected.
+
+    Args:
+        folder: a short path, for sockets lie in it.
+        names: of the sites.
+        engine: what carries the bytes, "https" or "flare".
+        seconds: how long the start may take.
+    """
+    schema = {"label": "y", "columns": COLUMNS, "engine": engine}
     hub = HubHome.create(folder / "h", "bench", f"localhost:{free_port()}", names, **schema)
     (folder / "policy.toml").write_text(POLICY)
     homes = {}
@@ -70,7 +80,8 @@ def engines(folder: Path, names: Sequence[str], seconds: float = 600.0) -> Itera
         while not _all_there(courier, names):
             if time.monotonic() > until:
                 raise TimeoutError("the couriers did not start")
-            time.sleep(0.2)
+            time.sleep(0.05)
+        courier.processes = dict(zip(("hub", *names), processes, strict=True))
         yield courier
     finally:
         courier.memory = [memory_of(process.pid) for process in processes]

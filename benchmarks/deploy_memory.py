@@ -1,6 +1,6 @@
 """Resident memory of one site's processes: before its first run, after it, and when it has rested.
 
-The processes are those of `make demo`, with all of Adult's rows dealt to three sites.
+The processes are those of `make demo`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from benchmarks.deploy_engines import memory_of
 from tools import demo
 
 REST = 20  # seconds
+ROWS = 32_000  # of the three sites together
 
 
 def _children(pid: int) -> list[int]:
@@ -54,15 +55,15 @@ def run() -> None:
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
         playing = demo.Demo(Path(made))
         try:
-            demo.found(playing, 4, None)
+            demo.found(playing, 4, ROWS)
             demo.confirm(playing)
             playing.kill("north")
             playing.start("north", "--rest", str(REST))
             _heard(playing, "north")
             idle, engine = _of(playing, "north"), _children(playing.processes["north"].pid)
-            wanted = ("--name", "adult", "--home", "hospitals")
+            wanted = ("--name", "first", "--home", "hospitals")
             playing.fedveil("federation", "run", "recipe.toml", *wanted, "--detach")
-            ended = playing.folder / "hospitals" / "queue" / "adult.ended.json"
+            ended = playing.folder / "hospitals" / "queue" / "first.ended.json"
             playing.wait("the end of the run", ended.exists)
             if (outcome := json.loads(ended.read_text()))["outcome"] != "done":
                 raise SystemExit(f"the run was {outcome['outcome']}: {outcome['reason']}")

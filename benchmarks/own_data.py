@@ -68,29 +68,19 @@ def _published(path: Path) -> None:
     path.write_bytes(found.read_bytes())
 
 
+CENSUS = (
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
+    *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week"),
+    *("native-country", "income"),
+)
+
+
 def _census(path: Path) -> None:
-    names = [
-        "age",
-        "workclass",
-        "fnlwgt",
-        "education",
-        "education-num",
-        "marital-status",
-        "occupation",
-        "relationship",
-        "race",
-        "sex",
-        "capital-gain",
-        "capital-loss",
-        "hours-per-week",
-        "native-country",
-        "income",
-    ]
     source = Path(os.environ["FEDVEIL_DATA"]) / "adult.data.gz"
     with gzip.open(source, "rt", encoding="utf-8") as file:
         rows = [line.strip().split(", ") for line in file if line.strip()]
     random.Random(0).shuffle(rows)
-    _write(path, names, iter(rows[:ROWS]))
+    _write(path, list(CENSUS), iter(rows[:ROWS]))
 
 
 def _digits(path: Path) -> None:

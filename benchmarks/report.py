@@ -26,6 +26,7 @@ class Target:
 
 OURS = ("fedveil",)
 PROTECTED = ("fedveil:protected",)
+OPACUS = ("opacus", "opacus:threads", "opacus:hooks")
 TARGETS = (
     Target("W1", OURS, PFL, 25),
     Target("W1", OURS, ("flower",), 80),
@@ -43,6 +44,9 @@ TARGETS = (
     Target("W4", OURS, (*PFL, "flower"), 1.25),
     Target("W5", OURS, (*PFL, "flower"), 1.25),
     Target("W6", OURS, PFL, 1.1),
+    *(Target(name, OURS, OPACUS, 1.5) for name in ("W8", "W8x256")),
+    *(Target(name, PROTECTED, OPACUS, 1.0) for name in ("W8", "W8x256")),
+    *(Target(name, OURS, OPACUS, 1.0) for name in ("W8-lstm", "W8-resnet")),
     Target("W1", OURS, PFL, 2, START),
     Target("W1", OURS, ("flower",), 5, START),
 )

@@ -36,6 +36,7 @@ _LINEAR = (
     "floor",
 )
 _KERNELS = ("fedveil", "fedveil:sequential", "fedveil:processes", "pfl", "pfl:threads", "flower")
+_RECORDS = ("fedveil", "fedveil:protected", "opacus", "opacus:threads", "opacus:hooks")
 SUITE = {
     "W1": _LINEAR,
     "W2": _LINEAR,
@@ -45,6 +46,10 @@ SUITE = {
     "W5": (*_KERNELS, "floor"),
     "W6": (*_KERNELS, "floor"),
     "W7": ("fedveil", "fedveil:sequential", "pfl", "pfl:threads", "floor"),
+    "W8": _RECORDS,
+    "W8x256": _RECORDS,
+    "W8-lstm": _RECORDS,
+    "W8-resnet": _RECORDS,
 }
 # With --quick: no second configuration of anything, Flower (slow to start) where it matters most.
 _NOT_QUICK = ("fedveil:generic", "fedveil:sequential", "fedveil:processes", "pfl:threads")

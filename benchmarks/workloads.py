@@ -181,6 +181,29 @@ WORKLOADS = {
             noise_multiplier=_LITTLE,
             kernel_bound=True,
         ),
+        *(
+            Workload(
+                name,
+                f"{summary}, record level: 2 clients, batch {batch}, {steps} steps",
+                model=model,
+                inputs=inputs,
+                outputs=outputs,
+                clients=2,
+                cohort=2,
+                records=batch * steps,
+                batch_size=batch,
+                epochs=1,
+                noise_multiplier=_LITTLE,
+                per_example=True,
+                kernel_bound=True,
+            )
+            for name, summary, model, inputs, outputs, batch, steps in (
+                ("W8", "the CNN of W4", "cnn", (28, 28, 1), 62, 64, 2),
+                ("W8x256", "the CNN of W4", "cnn", (28, 28, 1), 62, 256, 2),
+                ("W8-lstm", "the LSTM of W6", "lstm", (80,), 80, 50, 2),
+                ("W8-resnet", "the ResNet-18 of W7", "resnet18", (32, 32, 3), 10, 50, 1),
+            )
+        ),
     )
 }
 

@@ -1,8 +1,9 @@
 """Three hospitals and a hub, as separate processes with mTLS: `make demo`.
 
-Adult is dealt to three hospitals, who protect single records under a secure sum. On the way one
-hospital and the hub are killed (-9) and started again. At the end there are a certified model, a
-ledger at each hospital and a report. Everything is done by the commands of docs/deploy.md.
+Made-up patients are dealt to three hospitals, who protect single records under a secure sum. On the
+way one hospital and the hub are killed (-9) and started again. At the end there are a certified
+model, a ledger at each hospital and a report. Everything is done by the commands of docs/deploy.md,
+on this machine alone: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -22,13 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
-from pyarrow import csv
 
-from fedveil.data.encoder import TableEncoder
-from fedveil.data.schema import Column, Kind
-from fedveil.data.sources.adult import ADULT, COLUMNS, INCOMES, records
-from fedveil.data.sources.files import cache_directory, data_directory, open_source
 from fedveil_federation.deploy.sockets import free_port
 
 SITES = ("north", "south", "east")
@@ -51,9 +46,19 @@ rounds = 100
 [cohort]
 minimum = 3
 honest_shares = 2
+colluders = 1       # one hospital may work with the hub: its noise does not count
 
 [show]
 budget = true
+"""
+SCHEMA = """\
+[columns]
+age = {type = "number", min = 18, max = 100}
+pressure = {type = "number", mean = 130.0, std = 20.0}
+stays = {type = "number", min = 0, max = 10}
+smokes = {type = "category", categories = ["no", "yes"]}
+ward = {type = "category", categories = ["surgery", "medicine", "maternity"]}
+readmitted = {type = "category", categories = ["no", "yes"]}
 """
 RECIPE = """\
 # One noisy gradient of every hospital in a round, under a secure sum; a record is protected.
@@ -72,6 +77,7 @@ learning_rate = 2.0
 epsilon = 2.0
 delta = 1e-6
 clip_norm = 1.0
+colluders = 1
 
 [aggregation]
 secure = "masked"
@@ -141,29 +147,37 @@ class Demo:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def write_tables(folder: Path, rows: int | None) -> None:
-    """Adult's training file dealt to the hospitals; its test file, public, at the hub."""
-    copy, _ = open_source("adult", ADULT.copies, None)
-    home = data_directory(None) or cache_directory() / "files" / "adult"
-    train, test = (records(home / file.name) for file in copy.files)
-    order = np.random.default_rng(0).permutation(train.num_rows)[: rows or train.num_rows]
-    for site, own in zip(SITES, np.array_split(order, len(SITES)), strict=True):
-        csv.write_csv(train.take(own), folder / f"{site}.csv")
-    csv.write_csv(test.slice(0, rows), folder / "test.csv")
-    label = Column(Kind.CATEGORY, categories=INCOMES)
-    known = TableEncoder(COLUMNS, ("income",), label).to_dict()
-    columns = {**known["columns"], "income": known["target"]}
-    (folder / "schema.toml").write_text(tomli_w.dumps({"columns": columns}))
+def patients(rows: int, seed: int) -> str:
+    """Return made-up patients as CSV: old smokers with high pressure often come back."""
+    draw = np.random.default_rng(seed)
+    age, pressure = draw.integers(18, 95, rows), draw.normal(130, 20, rows).round()
+    stays, smokes = draw.poisson(1.2, rows), draw.random(rows) < 0.3
+    ward = draw.choice(["surgery", "medicine", "maternity"], rows)
+    score = (age - 60) / 15 + (pressure - 130) / 25 + 0.6 * stays + 1.2 * smokes
+    score += np.where(ward == "maternity", -1.5, 0.3)
+    again = draw.random(rows) < 1 / (1 + np.exp(-2 * (score - 0.8)))
+    columns = (age, pressure.astype(int), stays, np.where(smokes, "yes", "no"), ward)
+    lines = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
+    told = [f"{line},{'yes' if one else 'no'}" for line, one in zip(lines, again, strict=True)]
+    return "\n".join(["age,pressure,stays,smokes,ward,readmitted", *told]) + "\n"
 
 
-def found(demo: Demo, rounds: int, rows: int | None) -> None:
+def write_tables(folder: Path, rows: int) -> None:
+    """Write each hospital's patients, public test rows for the hub, and the schema."""
+    for number, site in enumerate(SITES):
+        (folder / f"{site}.csv").write_text(patients(rows // len(SITES), number))
+    (folder / "test.csv").write_text(patients(rows // 4, len(SITES)))
+    (folder / "schema.toml").write_text(SCHEMA)
+
+
+def found(demo: Demo, rounds: int, rows: int) -> None:
     """Files, federation and bundles; every hospital joins."""
     write_tables(demo.folder, rows)
     (demo.folder / "policy.toml").write_text(POLICY)
-    batch = min(2000, (rows or 30_000) // 6)
+    batch = min(2000, rows // 6)
     (demo.folder / "recipe.toml").write_text(RECIPE.format(rounds=rounds, batch=batch))
     sites = [word for site in SITES for word in ("--site", site)]
-    schema = ("--schema", "schema.toml", "--label", "income")
+    schema = ("--schema", "schema.toml", "--label", "readmitted")
     address = f"localhost:{free_port()}"
     demo.fedveil("federation", "init", "hospitals", "--hub", address, *sites, *schema)
     demo.say(f"federation founded, hub at {address}; a bundle for each of {', '.join(SITES)}")
@@ -190,17 +204,17 @@ def confirm(demo: Demo) -> None:
 
 def train(demo: Demo, rounds: int) -> dict[str, Any]:
     """One run, with a hospital and the hub killed on the way."""
-    wanted = ("--name", "adult", "--test", "test.csv", "--home", "hospitals")
+    wanted = ("--name", "first", "--test", "test.csv", "--home", "hospitals")
     demo.fedveil("federation", "run", "recipe.toml", *wanted, "--detach")
-    demo.wait("the first rounds", lambda: demo.rounds("adult") >= rounds // 4)
+    demo.wait("the first rounds", lambda: demo.rounds("first") >= rounds // 4)
     demo.kill("south")
-    demo.say(f"south was killed (-9) after round {demo.rounds('adult')}")
+    demo.say(f"south was killed (-9) after round {demo.rounds('first')}")
     demo.start("south")
-    demo.wait("more rounds", lambda: demo.rounds("adult") >= rounds // 2)
+    demo.wait("more rounds", lambda: demo.rounds("first") >= rounds // 2)
     demo.kill("hospitals")
-    demo.say(f"the hub was killed (-9) after round {demo.rounds('adult')}")
+    demo.say(f"the hub was killed (-9) after round {demo.rounds('first')}")
     demo.start("hospitals")
-    ended = demo.folder / "hospitals" / "queue" / "adult.ended.json"
+    ended = demo.folder / "hospitals" / "queue" / "first.ended.json"
     demo.wait("the end of the run", ended.exists)
     outcome: dict[str, Any] = json.loads(ended.read_text())
     if outcome["outcome"] != "done":
@@ -210,7 +224,7 @@ def train(demo: Demo, rounds: int) -> dict[str, Any]:
 
 def show(demo: Demo) -> dict[str, Any]:
     """What there is at the end."""
-    run = demo.folder / "hospitals" / "runs" / "adult"
+    run = demo.folder / "hospitals" / "runs" / "first"
     (report,) = demo.fedveil("report", str(run))["runs"]
     result = json.loads((run / "result.json").read_text())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -232,7 +246,7 @@ def show(demo: Demo) -> dict[str, Any]:
     return {"result": result, "certified": certified, "ledgers": ledgers, "seconds": seconds}
 
 
-def play(folder: Path, rounds: int, rows: int | None) -> dict[str, Any]:
+def play(folder: Path, rounds: int, rows: int) -> dict[str, Any]:
     demo = Demo(folder)
     try:
         found(demo, rounds, rows)
@@ -247,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="a new folder to work in")
     parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--rows", type=int, help="of Adult; all of them if not given")
+    parser.add_argument("--rows", type=int, default=12_000, help="of all hospitals together")
     args = parser.parse_args()
     os.umask(0o077)
     folder = args.folder or Path(tempfile.mkdtemp(prefix="fedveil-demo-"))

@@ -17,6 +17,8 @@ SYSTEMS = (
     "pfl:threads",
     "flower",
     "opacus",
+    "opacus:threads",
+    "opacus:hooks",
     "floor",
 )
 PACKAGES = {"fedveil": "fedveil", "pfl": "pfl", "flower": "flwr", "opacus": "opacus"}
@@ -45,6 +47,7 @@ def launch(system: str, workload: Workload) -> Launch:
     """The configuration that was fastest on two cores.
 
     pfl: a rank on every core, or (`pfl:threads`, for large kernels) one process on all of them.
+    Opacus: one process on one thread, or (`opacus:threads`) on all of them.
     """
     cores = os.cpu_count() or 1
     cpu = (("PFL_PYTORCH_DEVICE", "cpu"),)
@@ -56,7 +59,9 @@ def launch(system: str, workload: Workload) -> Launch:
         off = ("FLWR_TELEMETRY_ENABLED", "0"), ("RAY_USAGE_STATS_ENABLED", "0")
         quiet = ("RAY_DEDUP_LOGS", "0"), ("PYTHONWARNINGS", "ignore")
         return Launch(threads=1, environ=(*off, *quiet))
-    if system in ("opacus", "floor"):
+    if system == "opacus:threads":
+        return Launch(threads=cores)
+    if system in ("opacus", "opacus:hooks", "floor"):
         return Launch(threads=1)
     return Launch()
 

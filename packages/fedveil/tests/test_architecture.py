@@ -42,6 +42,7 @@ RECIPES = {
     },
     "record level": {
         "training.method": "dp-sgd",
+        "training.local_steps": 1,
         "training.batch_size": 8,
         "aggregation.secure": "masked",
     },

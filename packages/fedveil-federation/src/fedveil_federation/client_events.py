@@ -8,6 +8,9 @@ note with the user's state (`privacy.ledger_anchor`), and compared whenever the 
 event is committed first and then noted, before anything leaves the client. So the ledger may be
 ahead of its head by the one event whose noting a crash prevented, and is never behind. Putting
 ledger, head and note back together is not noticed: they belong where only their owner can write.
+
+Beside the note lies a copy of all events (`ID.events`, one JSON list a line). From it `restore`
+brings an older copy of the file up to date, so that a backup forgets nothing that was spent.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.privacy import ledger_anchor
 
 VERSION = 2
+EXHAUSTED = 1e-9  # the budget of a ledger that allows nothing any more
 _APPLICATION = 0x66766C31  # marks the file as ours
 _LOCK_SECONDS = 60.0
+_LONGEST_EVENT = 1 << 16  # bytes; the terms of a release have at most 4096
 
 Body = dict[str, Any]
 Head = tuple[int, str]  # number of events, digest of the last
@@ -168,6 +173,8 @@ def transaction(path: Path) -> Iterator[Events]:
         if after != before:
             write_head(path, after)
             ledger_anchor.note(name, *after)
+            with suppress(OSError, RuntimeError):  # `check_anchor` says what is wrong
+                _copy(database, name)
     except sqlite3.OperationalError as error:
         raise FedveilError(f"client ledger {path}: {error}; nothing was written") from None
     except sqlite3.DatabaseError as error:
@@ -178,6 +185,118 @@ def transaction(path: Path) -> Iterator[Events]:
         _OPEN.events.pop(path, None)
         if database is not None:
             database.close()  # takes back what was not committed
+
+
+def check_anchor(path: Path) -> None:
+    """Check that the ledger's note and the copy of its events are kept, and can be.
+
+    Raises:
+        ConfigError: they are missing, or cannot be written.
+    """
+    with transaction(path) as events:
+        name = events.name()
+        if ledger_anchor.noted(name) is None:
+            raise ConfigError(
+                f"client ledger {path}: there is no note of how far it had come, so an older copy "
+                "would not be noticed. If it was moved here or put back from a backup, run fedveil "
+                "site restore; otherwise set XDG_STATE_HOME to the directory with its note."
+            )
+        try:
+            ledger_anchor.place_of(name).open("r+b").close()
+            _copy(events.database, name)
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"client ledger {path}: its note cannot be written: {error}. Set XDG_STATE_HOME "
+                "to a directory that this account can write and backups of the site do not cover."
+            ) from None
+
+
+def restore(path: Path) -> int:
+    """Append the events that an older copy of a ledger lacks.
+
+    Args:
+        path: the ledger, put back from a backup.
+
+    Returns:
+        How many events it lacked.
+
+    Raises:
+        ConfigError: the copy of its events is missing, or of another ledger.
+    """
+    with _put_back(path) as events:
+        count, digest = events.head()
+        try:
+            place = _copy_place(events.name())
+            rows = [json.loads(line) for line in place.read_text().splitlines()]
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"client ledger {path}: the copy of its events cannot be read: {error}. Where it "
+                "is lost, fedveil site restore --exhaust lets the ledger allow nothing any more."
+            ) from None
+        if not 0 < count <= len(rows) or rows[count - 1][-1] != digest:
+            raise ConfigError(f"client ledger {path}: not an older copy of the ledger noted here")
+        for row in rows[count:]:
+            events.database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
+        return len(rows) - count
+
+
+def exhaust(path: Path) -> None:
+    """Let a ledger allow nothing any more, where nobody knows how far it had come.
+
+    Args:
+        path: the ledger, put back from a backup without the copy of its events.
+    """
+    with _put_back(path) as events:
+        events.append("lower", {"budget_epsilon": EXHAUSTED})
+        with suppress(OSError, RuntimeError):
+            for place in (ledger_anchor.place_of(events.name()), _copy_place(events.name())):
+                place.unlink(missing_ok=True)
+
+
+@contextmanager
+def _put_back(path: Path) -> Iterator[Events]:
+    """The file at `path`, whatever its head says: when the block ends, its end is the head."""
+    database = None
+    try:
+        database = sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None)
+        database.execute("BEGIN IMMEDIATE")
+        _check_kind(database, path)
+        events = Events(database, path)
+        if events.head() == NONE:
+            raise ConfigError(f"client ledger {path}: empty")
+        yield events
+        _place(path).unlink(missing_ok=True)
+        write_head(path, events.head())
+        events.check()
+        database.execute("COMMIT")
+        ledger_anchor.note(events.name(), *events.head())
+        with suppress(OSError, RuntimeError):
+            _copy(database, events.name())
+    except sqlite3.Error as error:
+        raise ConfigError(f"client ledger {path}: not a ledger, or damaged: {error}") from None
+    finally:
+        if database is not None:
+            database.close()
+
+
+def _copy_place(name: str) -> Path:
+    return ledger_anchor.place_of(name).with_suffix(".events")
+
+
+def _copy(database: sqlite3.Connection, name: str) -> None:
+    """Append to the copy of a ledger's events those that it lacks."""
+    place = _copy_place(name)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "r+b") as file:
+        whole = file.seek(0, os.SEEK_END)
+        file.seek(max(0, whole - _LONGEST_EVENT))
+        lines = file.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):  # a crash came in the middle of it
+            os.truncate(descriptor, whole - len(lines.pop()))
+        have = json.loads(lines[-1])[0] if lines else 0
+        rows = database.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (have,))
+        file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
 
 
 def _check_kind(database: sqlite3.Connection, path: Path) -> None:

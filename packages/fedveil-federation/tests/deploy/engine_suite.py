@@ -17,11 +17,11 @@ SITES = ("a", "b", "c", "quick", "slow")
 
 
 @contextmanager
-def connected() -> Iterator[Homes]:
+def connected(engine: str = "https") -> Iterator[Homes]:
     """A hub and all sites that the suite attaches."""
     with (
         tempfile.TemporaryDirectory(prefix="fedveil-") as made,  # short: sockets lie in it
-        engines(Path(made), SITES) as courier,
+        engines(Path(made), SITES, engine) as courier,
     ):
         yield courier
 

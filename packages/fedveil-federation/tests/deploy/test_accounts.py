@@ -9,12 +9,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deploy.test_flare_attacks import Victims, running, wait_for
+from tests.deploy.victims import Victims, running, wait_for
 
 from fedveil.core.errors import ConfigError
 from fedveil_federation.deploy.courier_process import CourierProcess, separate_courier
@@ -23,10 +22,9 @@ from fedveil_federation.deploy.sockets import SocketCourier
 from fedveil_federation.deploy.state_dirs import SiteHome
 
 OWNER, COURIER, STRANGER = 61001, 61002, 61003  # numbers of accounts; no names are needed
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of two accounts"),
-    pytest.mark.skipif(find_spec("nvflare") is None, reason="nvflare is not installed"),
-]
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can start processes of two accounts"
+)
 TRY = """
 import json, os, sys
 found = {}
@@ -70,16 +68,20 @@ def run_as(
 
 
 @pytest.fixture
-def site() -> Iterator[Victims]:
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Victims]:
     """A site of the owner's account, with a directory that it shares with the courier's."""
-    if run_as(COURIER, "-c", "import fedveil_federation.deploy.flare, torch").wait() != 0:
+    if run_as(COURIER, "-c", "import aiohttp, fedveil_federation, torch").wait() != 0:
         pytest.skip("no Python here that other accounts can run with this checkout")
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
-        victims = Victims(folder := Path(made))
+        folder = Path(made)
+        state = folder / "notes"  # of the owner's ledger
+        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+        victims = Victims(folder)
         folder.chmod(0o711)
         rows = folder / "patients.csv"
         rows.chmod(0o600)
-        for path in (rows, victims.site.path, *victims.site.path.rglob("*")):
+        own = (victims.site.path, state)
+        for path in (rows, *own, *(inside for one in own for inside in one.rglob("*"))):
             os.chown(path, OWNER, OWNER)
         shared = folder / "shared"
         shared.mkdir()

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +169,10 @@ def test_a_guessed_schema_is_agreed_on_by_nobody(here: Path, capsys: Any) -> Non
 def test_without_flare_it_is_said_how_to_get_it(
     here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init(capsys)
+    init(capsys, "--courier", "flare")
     monkeypatch.setattr(courier_process, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedveil\[flare\]'"):
+    with pytest.raises(ConfigError, match=r"fedveil-federation\[flare\]"):
         CourierProcess(HubHome(here / "hospitals"))
-    assert "pip install" in refusal(capsys, "site", "courier", "nowhere")
 
 
 class NoCourier:
@@ -199,6 +199,7 @@ def test_a_site_that_was_away_when_its_certificate_expired_gets_another(
     assert days_left(site.certificate.certificate) < 0
     SiteService(site).welcome()
     assert "fedveil federation renew north" in caplog.text
+    capsys.readouterr()  # where the log goes to stderr
     taking = ("site", "renew", "--home", "north", "--certificate")
     assert "none of north, south, east" in refusal(
         capsys, "federation", "renew", "west", "--home", "hospitals"
@@ -248,7 +249,7 @@ def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) 
     [
         (("[budget]", "budget = 3\n[bdget]"), "say what a run may cost"),
         (("epsilon = 50.0", "epsilon = -1.0"), "lifetime.epsilon = -1.0: need a number above 0"),
-        (('"record", "client"', '"patient"'), "unknown 'patient'; there are record, person"),
+        (('"record", "client"', '"patient"'), "policy: allow.units: unknown 'patient'"),
         (("[show]", '[ask]\nhubs = ["..."]\n[show]'), "ask.hubs names others than this"),
         (("[show]", "[show"), "not valid TOML"),
     ],
@@ -304,3 +305,17 @@ def test_only_a_run_that_has_ended_is_evaluated(here: Path, capsys: Any) -> None
     init(capsys)
     said = refusal(capsys, "federation", "evaluate", "nothing", "--home", "hospitals")
     assert "run 'nothing': no such run has ended" in said
+
+
+@pytest.mark.parametrize("key", ["site", "authority", "certificate", "key", "federation"])
+@pytest.mark.parametrize("value", [None, 3, ["a"]])
+def test_a_bundle_with_a_wrong_type_is_refused_by_name(
+    here: Path, capsys: Any, key: str, value: Any
+) -> None:
+    init(capsys)
+    path = here / "hospitals" / "bundles" / "north.bundle"
+    table = tomllib.loads(path.read_text())
+    table[key] = value
+    path.write_text(tomli_w.dumps({name: one for name, one in table.items() if one is not None}))
+    words = ("site", "join", str(path), "--data", "patients.csv", "--policy", "policy.toml")
+    assert key in refusal(capsys, *words)

@@ -48,17 +48,20 @@ class Idle:
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Hospitals:
     """A federation whose owners have met, with a run that was stopped."""
-    made = hospitals(tmp_path_factory.mktemp("hospitals"))
-    made.meet()
-    made.queue()
-    queue, home = made.service().queue, made.homes["north"]
-    job = queue.next()
-    assert job is not None
-    queue.end(job, "stopped")
-    home.keep_plan("0" * 64, b"{}")
-    made.start("north")
-    made.service().hellos()  # for which it has worked out what was spent
-    made.close()
+    folder = tmp_path_factory.mktemp("hospitals")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        made = hospitals(folder)
+        made.meet()
+        made.queue()
+        queue, home = made.service().queue, made.homes["north"]
+        job = queue.next()
+        assert job is not None
+        queue.end(job, "stopped")
+        home.keep_plan("0" * 64, b"{}")
+        made.start("north")
+        made.service().hellos()  # for which it has worked out what was spent
+        made.close()
     return made
 
 
@@ -81,7 +84,9 @@ def _fails(home: Home, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
     for name in _names(home):
         for words in SITE if site else HUB:
             shutil.copytree(home.path, folder)
-            monkeypatch.setenv("XDG_STATE_HOME", str(folder))  # no copy is noticed as one
+            state = folder.with_name("copied-state")  # no copy is noticed as one
+            shutil.copytree(folder.with_name("state"), state)
+            monkeypatch.setenv("XDG_STATE_HOME", str(state))
             DAMAGES[damage](folder / name)
             code, said = main([*words, "--home", str(folder)]), capsys.readouterr().err
             lines = [line for line in said.splitlines() if not line.startswith(("{", "waiting:"))]
@@ -91,7 +96,8 @@ def _fails(home: Home, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
                 assert lines[0].startswith("fedveil: "), (name, words, said)
             if code in (1, 2):
                 found.add(str(name))
-            shutil.rmtree(folder)
+            for copied in (folder, state):
+                shutil.rmtree(copied)
     return found
 
 

@@ -112,6 +112,7 @@ CASES: dict[str, dict[str, Any]] = {
     "weighted classes": {"training__class_weights": {"0": 0.5, "1": 2.0}},
     "Laplace noise": {
         "training__method": "client-noise",
+        "training__batch_size": None,
         "aggregation__secure": None,
         "privacy__noise": "laplace",
         "privacy__delta": None,
@@ -130,6 +131,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "records as features": {
         "training__method": "dp-sgd",
+        "training__batches": "shuffled",
         "training__local_epochs": None,
         "model__features": "scattering",
         "model__scales": 1,
@@ -141,6 +143,7 @@ CASES: dict[str, dict[str, Any]] = {
     "public weights": {"model__name": "mlp", "model__hidden": [5], "model__frozen": ["backbone"]},
     "records, adapters": {
         "training__method": "dp-sgd",
+        "training__batches": "shuffled",
         "training__local_epochs": None,
         "model__name": "mlp",
         "model__hidden": [5],
@@ -155,7 +158,11 @@ CASES: dict[str, dict[str, Any]] = {
         "model__name": "mlp",
         "model__hidden": [5],
     },
-    "local noise": {"training__method": "client-noise", "aggregation__secure": None},
+    "local noise": {
+        "training__method": "client-noise",
+        "training__batch_size": None,
+        "aggregation__secure": None,
+    },
     "a trusted hub": {
         "training__method": "dp-fedavg",
         "privacy__trust": "central",
@@ -166,7 +173,11 @@ CASES: dict[str, dict[str, Any]] = {
         "training__cohort": 3,
         "training__rounds": 3,
     },
-    "records, one step": {"training__method": "dp-sgd", "training__local_epochs": None},
+    "records, one step": {
+        "training__method": "dp-sgd",
+        "training__batches": "shuffled",
+        "training__local_epochs": None,
+    },
     "records, several steps": {
         "training__method": "gradient-noise",
         "training__local_epochs": None,

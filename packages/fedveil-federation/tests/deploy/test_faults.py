@@ -176,7 +176,11 @@ def test_a_site_that_lies_about_its_keys_costs_the_others_nothing(
 def test_an_upload_of_the_wrong_length_is_left_out(four: World, tmp_path: Path) -> None:
     wrong = [(), (b"",), (bytes(7),), (bytes(8 * 10**4),)]
     Answering(four, "site-3", "train", [Message({"status": "done"}, parts) for parts in wrong])
-    local = {"training__method": "client-noise", "aggregation__secure": None}
+    local = {
+        "training__method": "client-noise",
+        "training__batch_size": None,
+        "aggregation__secure": None,
+    }
     recipe = recipe_of(**local, training__rounds=4)
     run = four.hub().start(recipe, facts_of(four.data), tmp_path / "run")
     assert [report.round_number for report in run] == [1, 2, 3, 4]

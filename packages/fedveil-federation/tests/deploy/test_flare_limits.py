@@ -5,33 +5,30 @@ The peers here speak the transport's frames directly, with certificates of the f
 
 from __future__ import annotations
 
-import os
 import queue
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deploy.test_flare_attacks import Victims, running, victims, wait_for
+from tests.deploy.victims import Victims, highest_memory, of_hub, running, victims, wait_for
 
-from benchmarks.deploy_engines import memory_of
-from fedveil.core.errors import ConfigError
-from fedveil_federation.deploy import courier_process, sockets
-from fedveil_federation.deploy.agreement import Agreement
+from fedveil_federation.deploy import sockets
 from fedveil_federation.deploy.courier import Unreachable
 from fedveil_federation.deploy.courier_process import CourierProcess
 from fedveil_federation.deploy.sockets import SocketCourier
 
 __all__ = ["victims"]
 pytestmark = pytest.mark.skipif(
-    find_spec("nvflare") is None, reason="nvflare is not installed: pip install 'fedveil[flare]'"
+    find_spec("nvflare") is None,
+    reason="nvflare is not installed: pip install 'fedveil-federation[flare]'",
 )
+ENGINE = "flare"
 MEGABYTE = 1 << 20
 MOST_MEMORY = 400  # megabytes of a courier, which has about 100
 
@@ -91,10 +88,6 @@ def hub(victims: Victims) -> Iterator[CourierProcess]:
     with running(victims.hub) as (process,):
         wait_for(lambda: sockets.accepts(victims.hub.agreement.port))
         yield process
-
-
-def of_hub(victims: Victims) -> SocketCourier:
-    return SocketCourier(victims.hub.socket, victims.hub.courier)
 
 
 def test_streams_of_one_site_keep_no_other_out(victims: Victims, hub: CourierProcess) -> None:
@@ -280,108 +273,3 @@ def test_settings_below_the_working_directory_are_not_read(
     monkeypatch.chdir(tmp_path)
     with running(victims.hub, victims.site):
         wait_for(lambda: of_hub(victims).sites() == ("north",), 60)
-
-
-def test_the_log_of_a_courier_has_an_end(victims: Victims, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courier_process, "_LONGEST_LOG", 1000)
-    log = victims.hub.path / "courier.log"
-    with running(victims.hub) as (process,):
-        wait_for(lambda: "is starting" in log.read_text())
-        with log.open("a") as more:
-            more.write("x" * 2000)
-        process.keep_running()
-        assert log.stat().st_size == 0
-
-
-def test_a_leg_reaches_hundreds_of_sites_at_once(tmp_path: Path) -> None:
-    def forward(site: str, frame: bytes, seconds: float) -> bytes:
-        time.sleep(0.05)
-        return frame
-
-    listening = sockets.relay(tmp_path / "r", forward, lambda: ())
-    try:
-        frames = {f"site-{number}": b"x" for number in range(400)}
-        assert SocketCourier(tmp_path / "r", tmp_path).ask(frames, 60.0) == frames
-    finally:
-        listening.close()
-
-
-# --- the guard's socket -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def guard(victims: Victims) -> Iterator[Path]:
-    """A guard's socket; it answers a request with as many bytes as the request says."""
-    listening = SocketCourier(victims.site.socket, victims.folder)
-    listening.attach("g", lambda frame: bytes(int(frame[:16])))
-    yield victims.folder / "g.sock"
-    listening.close()
-
-
-def connected(path: Path) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.settimeout(30)
-    made.connect(str(path))
-    return made
-
-
-def test_a_courier_with_many_connections_occupies_few_threads(guard: Path) -> None:
-    before = threading.active_count()
-    crowd = [connected(guard) for _ in range(200)]
-    wait_for(lambda: threading.active_count() <= before + 4, 10)
-    for one in crowd:
-        one.close()
-    wait_for(lambda: sockets.request(guard, b"3", 5.0) == bytes(3), 30)
-
-
-def test_a_courier_cannot_make_the_guard_reserve_memory(guard: Path) -> None:
-    """Eight bytes announce a gigabyte, and nothing follows."""
-    before = memory_of(os.getpid())
-    crowd = [connected(guard) for _ in range(20)]
-    for one in crowd:
-        with suppress(OSError):
-            one.sendall((2**30).to_bytes(6, "little") + bytes(2))
-    time.sleep(2)
-    assert memory_of(os.getpid()) < before + 200
-    for one in crowd:
-        one.close()
-
-
-def test_a_long_answer_needs_the_file_that_came_with_the_request(
-    guard: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Without one, the answer would go to whatever has descriptor 0."""
-    written = []
-    monkeypatch.setattr(os, "pwrite", lambda file, *_: written.append(file) or 1 << 20)
-    with connected(guard) as asking:
-        asking.sendall((7).to_bytes(6, "little") + bytes(2) + b"1000000")
-        assert asking.recv(8) == b""
-    assert written == []
-
-
-def test_a_request_in_a_file_that_is_not_in_memory_is_refused(guard: Path, tmp_path: Path) -> None:
-    """Reading one could take for ever: the courier may have made the file system."""
-    place = Path.home() / ".fedveil-test-request"
-    place.write_bytes(b"5".ljust(1 << 17))
-    try:
-        if os.statvfs(place).f_fsid == os.statvfs("/dev/shm").f_fsid:
-            pytest.skip("no file here that is not in memory")
-        with place.open("r+b") as file, connected(guard) as asking:
-            size = (1 << 17 | 1 << 47).to_bytes(6, "little")
-            socket.send_fds(asking, [size + bytes(2)], [file.fileno()])
-            assert asking.recv(8) == b""
-    finally:
-        place.unlink()
-
-
-@pytest.mark.parametrize("site", ["server", "hub-1"])
-def test_a_site_cannot_have_the_hubs_name(site: str) -> None:
-    schema = {"label": "y", "columns": {"y": {"type": "boolean"}}}
-    with pytest.raises(ConfigError, match="the hub's"):
-        Agreement("hospitals", "hub-1:8102", "0" * 64, ("north", site), **schema)
-
-
-def highest_memory(pid: int | None) -> int:
-    """The most megabytes that a process has had."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))

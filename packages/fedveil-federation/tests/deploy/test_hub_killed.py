@@ -20,7 +20,12 @@ from fedveil_federation.deploy.envelope import claimed
 
 SEED = 11
 FOUR = {"aggregation__max_dropout": 0.25, "training__rounds": 3}
-LOCAL = {"training__method": "client-noise", "aggregation__secure": None, "training__rounds": 3}
+LOCAL = {
+    "training__method": "client-noise",
+    "training__batch_size": None,
+    "aggregation__secure": None,
+    "training__rounds": 3,
+}
 
 
 class Killed(BaseException):

@@ -464,7 +464,9 @@ def test_requests_about_a_round_do_not_fill_the_memory(made: World, tmp_path: Pa
 
 def test_why_training_fails_is_not_told(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason may depend on rows: the hub hears a constant, and the round is paid for."""
-    document = document_of(made, training__method="client-noise", aggregation__secure=None)
+    document = document_of(
+        made, training__method="client-noise", training__batch_size=None, aggregation__secure=None
+    )
     assert begin(made, document, accepted(made, document)).header["status"] == "done"
     header = {"kind": "train", "run": document.digest, "purpose": "update", "clip": None}
     for number, kind in enumerate((ConfigError, ZeroDivisionError)):
@@ -484,7 +486,12 @@ STRANGE = (math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 1e-45, 1e30)
 @pytest.mark.parametrize("model", [{}, {"model__name": "mlp", "model__hidden": [5]}])
 def test_no_weights_make_training_fail(model: dict[str, Any], made: World) -> None:
     """Whether it fails would tell of the rows, without noise."""
-    given = {"training__method": "client-noise", "aggregation__secure": None, **model}
+    given = {
+        "training__method": "client-noise",
+        "training__batch_size": None,
+        "aggregation__secure": None,
+        **model,
+    }
     document = document_of(made, training__rounds=len(STRANGE), **given)
     assert begin(made, document, accepted(made, document)).header["status"] == "done"
     size = planned(document.parsed(), document.facts.federation()).layout.size
@@ -522,7 +529,11 @@ def test_one_model_is_trained_in_a_round(
     monkeypatch.setattr(Training, "_trained", counted)
     made.courier.detach("site-0")
     made.courier.attach("site-0", lie)
-    method = {"training__method": "client-noise", "aggregation__secure": None}
+    method = {
+        "training__method": "client-noise",
+        "training__batch_size": None,
+        "aggregation__secure": None,
+    }
     recipe = recipe_of(training__rounds=1, model__input_norm=1.0, **({} if secure else method))
     made.hub().start(recipe, facts_of(made.data), tmp_path / "run").finish()
     assert said

@@ -13,7 +13,7 @@ from tests.deploy.world import LOCK, World, facts_of, recipe_of, world
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.units import Unit
 from fedveil.data.federation import Federation, Scaling
-from fedveil.training.engines.one_client import lone
+from fedveil.training.engines.isolated import isolated_federation
 from fedveil_federation.deploy.guard import Guard
 from fedveil_federation.secagg.device_store import DeviceStore
 
@@ -42,7 +42,7 @@ def begin(made: World, spoilt: Callable[[Federation], Federation], unit: Unit) -
     made.courier.detach(site)
     made.guards[site].close()
     store = DeviceStore(made.folder / f"{site}.db", LOCK)
-    data = spoilt(lone(made.data, made.members.number(site)))
+    data = spoilt(isolated_federation(made.data, made.members.number(site)))
     made.guards[site] = Guard(site, made.members, store, made.policy, data)
     made.courier.attach(site, made.guards[site].answer)
     recipe = recipe_of(**RECORDS) if unit is Unit.RECORD else recipe_of()

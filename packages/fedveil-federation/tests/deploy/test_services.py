@@ -33,6 +33,7 @@ from fedveil_federation.deploy.certificates import Pair
 from fedveil_federation.deploy.envelope import Message, claimed, seal
 from fedveil_federation.deploy.hub_service import _site_status
 from fedveil_federation.deploy.logs import _Line
+from fedveil_federation.deploy.site_service import SiteService
 from fedveil_federation.deploy.state_dirs import Bundle, SiteHome, keep_pair
 
 
@@ -312,7 +313,6 @@ def test_bundles_that_do_not_fit_are_refused(made: Hospitals, tmp_path: Path) ->
     for old, new, said in (
         ('site = "north"', 'site = "west"', "none of the federation's"),
         ('site = "north"', 'site = "south"', "not for 'south'"),
-        ("authority = ", "nothing = ", "no 'authority'"),
     ):
         bad = tmp_path / "bad.bundle"
         bad.write_text(text.replace(old, new))
@@ -414,3 +414,42 @@ def test_figures_of_a_site_that_are_none_are_not_shown(made: Hospitals, number: 
     said = dict.fromkeys(("records", "epsilon", "spent"), number)
     shown = _site_status(made.hub, "north", Message(said))
     assert (shown["records"], shown["epsilon"], shown["spent"]) == (None, None, None)
+
+
+def test_counters_that_others_can_read_show_what_was_spent(made: Hospitals, tmp_path: Path) -> None:
+    shown = tmp_path / "textfile"
+    shown.mkdir()
+    made.meet()
+    made.end("north")
+    made.sites["north"] = site = SiteService(SiteHome(made.homes["north"].path), metrics=shown)
+    made.courier.attach("north", site.answer)
+    made.queue()
+    made.service().step()
+    site._accounted = site._written = -math.inf
+    made.service().hellos()
+    path = shown / "fedveil_site_north.prom"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    spent = made.homes["north"].store().ledger.spent()
+    assert f"fedveil_site_lifetime_epsilon_spent {spent:.6g}" in path.read_text()
+
+
+def test_a_bundle_expires_soon_and_a_site_that_came_is_known_for_a_year(made: Hospitals) -> None:
+    bundle = Bundle.read(made.hub.path / "bundles" / "north.bundle")
+    assert 13 < certificates.days_left(bundle.pair.certificate) < 15
+    made.meet()
+    for home in made.homes.values():
+        own = home.certificate
+        assert certificates.days_left(own.certificate) > 300
+        certificates.check(own.certificate, home.authority, home.site, own.key)
+
+
+def test_no_run_begins_with_a_revoked_site(made: Hospitals) -> None:
+    made.meet()
+    made.hub.revoke("east")
+    made.queue()
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert ended["outcome"] == "refused"
+    assert "east" in ended["reason"]

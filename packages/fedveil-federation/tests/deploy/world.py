@@ -14,7 +14,7 @@ from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.data.federation import Examples, Federation
 from fedveil.planning import recipe as recipes
 from fedveil.planning.recipe import Recipe
-from fedveil.training.engines.one_client import lone
+from fedveil.training.engines.isolated import isolated_federation
 from fedveil_federation.deploy.courier import Courier, MemoryCourier
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.guard import Guard
@@ -24,7 +24,7 @@ from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.secagg.device_store import DeviceStore, Lock
 from fedveil_federation.secagg.server_round import Deadlines
 
-LOCK = Lock(bytes(32), cost=2)  # nothing to slow down in a test
+LOCK = Lock(bytes(32))
 NAME = "hospitals"
 POLICY: dict[str, Any] = {
     "budget": {"epsilon": 60.0, "delta": 1e-5},
@@ -116,7 +116,7 @@ class World:
             self.members,
             DeviceStore(self.folder / f"{site}.db", LOCK),
             self.policy,
-            lone(self.data, number),
+            isolated_federation(self.data, number),
             randomness=None if self.seed is None else Randomness(self.seed),
         )
         self.courier.attach(site, self.guards[site].answer)

@@ -12,7 +12,7 @@ from fedveil.privacy.sampling import Everyone
 from fedveil_federation.secagg.device_store import DeviceStore, Lock
 from fedveil_federation.secagg.privacy_terms import PrivacyTerms
 
-LOCK = Lock(bytes(32), cost=2)  # nothing to slow down in a test
+LOCK = Lock(bytes(32))
 DELTA = 1e-6
 
 

@@ -33,7 +33,7 @@ from fedveil.run import checkpoint
 from fedveil.run import round as round_
 from fedveil.training.client import update_pipeline
 from fedveil.training.client.ballot import Ballot
-from fedveil.training.engines import dual_steps, isolated_gradients, mlp, steps
+from fedveil.training.engines import dual_kernel, isolated_gradients, local_sgd, mlp
 from fedveil_lab.audit.audit import audit
 from fedveil_lab.audit.stand_ins import StandIns
 
@@ -250,7 +250,7 @@ def _nan_passes() -> tuple[Patch, ...]:
     )
 
 
-_CLIPPERS = (isolated_gradients, dual_steps, mlp)  # where engines clip gradients
+_CLIPPERS = (isolated_gradients, dual_kernel, mlp)  # where engines clip gradients
 
 
 def _gradients_not_clipped() -> tuple[Patch, ...]:
@@ -331,7 +331,9 @@ FAULTS: dict[str, Fault] = {
         "central, Laplace", lambda: (_halved(noise_placement, "protect_sum_laplace"),), 8000
     ),
     "noise of uploads halved": Fault("local", lambda: (_halved(noise_placement, "protect_sum"),)),
-    "noise of gradients halved": Fault("record, alone", lambda: (_halved(steps, "protect_sum"),)),
+    "noise of gradients halved": Fault(
+        "record, alone", lambda: (_halved(local_sgd, "protect_sum"),)
+    ),
     "two of three shares lost": Fault("distributed", lambda: (_lost_shares(),), 8000),
     "secret coins that always say yes": Fault(
         "distributed, secret coins", lambda: (_coins_say_yes(),)

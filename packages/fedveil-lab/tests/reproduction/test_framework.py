@@ -33,6 +33,7 @@ from fedveil_lab.reproduction.writing import document, page
 DELTA = 1e-3
 VALUES = (
     ("model.name", "logistic"),
+    ("model.hidden", []),  # a list, as TOML has it
     ("training.method", "dp-fedavg"),
     ("training.rounds", 3),
     ("training.rate", 0.3),

@@ -136,3 +136,27 @@ def test_bad_gradients_are_refused() -> None:
         cheng.blur_update(np.zeros(3), **setting)
     with pytest.raises(ConfigError, match="penalty"):
         cheng.blur_update([[1.0]], learning_rate=0.1, penalty=-1, clip_norm=1)
+
+
+def test_equation_2_is_the_mean_error_of_an_upload() -> None:
+    """100,000 draws of 5 coordinates; the mean's standard error is below 0.3 %."""
+    draw, update = np.random.default_rng(1), np.array([3.0, 0.0, 4.0, 0.0, 0.0])
+    clipped = update * 2.0 / 5.0
+    noise = draw.normal(scale=0.7 * 2.0 / 10**0.5, size=(100_000, 5))
+    error = np.square(clipped + noise - update).mean()
+    claim = cheng.paper_cheng_upload_error(
+        update_norm=5.0, clip_norm=2.0, noise_multiplier=0.7, realised_cohort=10, dimension=5
+    )
+    assert claim.value == pytest.approx(error, rel=0.01)
+
+
+def test_theorem_2_with_the_noise_of_theorem_1_is_corollary_1() -> None:
+    """S = eta_l Q c: the last term is eta_g eta_l Q T d ln(1 / delta) / (N epsilon)^2, c = 1."""
+    budget = {"epsilon": 2.0, "delta": 1e-4, "clients": 1000, "rounds": 50, "cohort": 20.0}
+    sigma = cheng.paper_cheng_noise_multiplier(**budget, c2=1.0).value
+    term = cheng.paper_cheng_gradient_norm(
+        server_rate=1.5, learning_rate=0.1, local_steps=6, rounds=50, cohort=20.0,
+        noise_multiplier=sigma, clip_norm=0.6, dimension=300, constants=(0.0, 0.0, 0.0, 1.0),
+    )  # fmt: skip
+    wanted = 1.5 * 0.1 * 6 * 50 * 300 * np.log(1e4) / (1000 * 2.0) ** 2
+    assert term.value == pytest.approx(wanted, rel=1e-12)

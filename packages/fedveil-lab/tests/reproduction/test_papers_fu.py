@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency
-from fedveil.tune import bounds
 from fedveil_lab.reproduction.claims import Claim, fu, uploads
+from fedveil_lab.theorems import bounds
 
 REPLACE, ZERO_OUT = Adjacency.REPLACE, Adjacency.ZERO_OUT
 near = pytest.approx
@@ -225,7 +225,7 @@ def test_every_claim_says_what_it_is_and_is_never_certified() -> None:
     assert claim.value == near(720 ** (2 / 3))
     assert claim.to_dict() == {
         "paper": "Fu et al.",
-        "statement": "Theorem 5",
+        "statement": "Theorems 4 and 5",
         "quantity": "local_steps",
         "value": claim.value,
         "inputs": {"total_steps": 720, "growth": 2},
@@ -266,3 +266,10 @@ def test_add_remove_has_no_meaning_for_a_local_upload() -> None:
             gradient_sensitivity=1,
             imbalance=0.5,
         )
+
+
+def test_the_weights_of_a_cohort_add_up_to_one_for_equal_clients_only() -> None:
+    equal, unequal = [80] * 10, [10] * 9 + [710]
+    assert fu.paper_fu_largest_weight(sizes=equal, cohort=5).value * 5 == pytest.approx(1.0)
+    # One large client alone weighs more than the whole cohort should.
+    assert fu.paper_fu_largest_weight(sizes=unequal, cohort=5).value > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -208,3 +209,55 @@ def test_a_fair_coin_reveals_nothing() -> None:
     assert hu.bit_attack_epsilon(0.5, 100, 1e-4) == 0.0
     assert hu.bit_divergence(0.5, 100) == 0.0
     assert hu.bit_probability(1e-12, shuffled=False) == near(float(norm.cdf(0)))
+
+
+QUIET = {"gradient_variance": 0.0, "batch_size": 1, "dimension": 1, "noise_std": 0.0}
+
+
+def test_theorem_2_is_false_for_two_clients_that_differ() -> None:
+    """Losses (x - 1)^2 / 2 and (x + 1)^2 / 2, one drawn each round: x stays a random walk."""
+    rate = 0.1
+    stationary = rate / (2 - rate)  # of x -> (1 - rate) x +- rate, exactly; the gradient is x
+    assert stationary == pytest.approx(0.0526, abs=5e-5)
+    bound = hu.paper_hu_gradient_norm(
+        initial_gap=0.5, steps=10**6, learning_rate=rate, smoothness=1.0, cohort=1,
+        local_steps=1, **QUIET,
+    )  # fmt: skip
+    assert bound.value < 1e-4 < stationary
+
+
+def test_theorem_2_and_lemma_6_halve_what_their_proofs_leave_whole() -> None:
+    """The noise of one gradient descent on x^2 L / 2 in d dimensions, in closed form."""
+    rate, smoothness, std, dimension = 0.05, 1.0, 0.3, 4
+    setting = {"learning_rate": rate, "smoothness": smoothness, "cohort": 1, "local_steps": 1}
+    noise = {"gradient_variance": 0.0, "batch_size": 1, "dimension": dimension, "noise_std": std}
+    whole, drift = hu.convergence_terms(**setting, **noise)
+    printed = hu.paper_hu_gradient_norm(initial_gap=1.0, steps=10**12, **setting, **noise).value
+    gap = hu.paper_hu_optimality_gap(
+        initial_gap=1.0, steps=10**12, strong_convexity=1.0, **setting, **noise
+    ).value
+    assert drift == 0
+    assert (printed, gap) == pytest.approx((whole / 2, whole / 4), rel=1e-6)
+    # x -> (1 - rate) x - rate * noise has variance rate std^2 / (2 - rate) in each dimension.
+    true = dimension * rate * std**2 / (2 - rate)
+    assert printed < true < whole
+
+
+def test_lemma_7_bounds_the_variance_over_all_cohorts() -> None:
+    gradients = np.array([1.0, -2.0, 0.5, 3.0, 0.0])
+    for cohort in range(1, 5):
+        means = [np.mean(chosen) for chosen in combinations(gradients, cohort)]
+        claim = hu.paper_hu_cohort_variance(
+            gradient_norms=[abs(float(g)) for g in gradients], cohort=cohort, **QUIET
+        )
+        assert np.var(means) <= claim.value
+
+
+def test_lemma_8_bounds_the_distance_that_noise_alone_makes() -> None:
+    """r random walks of s steps: s eta^2 d sigma^2 (1 - 1 / r) from their mean, in closed form."""
+    for step in (1, 4):
+        claim = hu.paper_hu_network_error(
+            step=step, learning_rate=0.1, clients=8, cohort=5, squared_gradients=0.0,
+            gradient_variance=0.0, batch_size=1, dimension=3, noise_std=2.0,
+        )  # fmt: skip
+        assert step * 0.1**2 * 3 * 4.0 * (1 - 1 / 5) <= claim.value

@@ -45,12 +45,12 @@ class World:
         self._first, self._draw = first, np.random.default_rng(9)
         columns, protect = dp_schema.bought_columns, dp_schema.protect_sum
 
-        def coupled(table: Any, voters: Any, noisy: Any, std: float, decimal: str) -> Any:
+        def coupled(table: Any, voters: Any, noisy: Any, std: float, *rest: Any) -> Any:
             def again(votes: Any) -> Any:
                 noisy(votes)  # which writes down what it costs
                 return self._couple(votes / voters.whole, std)
 
-            return columns(table, voters, again, std, decimal)
+            return columns(table, voters, again, std, *rest)
 
         def selected(total: Any, std: float, grid: float, stream: object) -> Any:
             if total.ndim == 1 and grid == 1.0 / dp_schema.GRID and len(self.entered) == 2:

@@ -115,7 +115,6 @@ def test_parquet_files(tmp_path: Path) -> None:
         ({"a.csv": "x,y\n1,no\n", "b.csv": "x\n1\n"}, r"b\.csv: has no column 'y', and a\.csv has"),
         ({"a.csv": "x,y\n1,no\n", "b.csv": "x,y,z\n1,no,2\n"}, r"a\.csv: has no column 'z', and b"),
         ({"a.csv": "x,y\n1,no\n", "b.csv": "x;y\n1;no\n"}, r"b\.csv: its fields are separated oth"),
-        ({"a.csv": "x,y\n1,no\n", "b.csv": ""}, r"b\.csv: is empty"),
         ({"a.csv": "x,y\n1,no\n", "a.tsv": "x\ty\n1\tno\n"}, r"name the same client"),
         ({"a.csv": "file,y\n1,no\n"}, r"a\.csv: has a column 'file'"),
         ({"a.csv": "x,y\n1,no\n", "b.csv": "x,y\nf\xfcr,no\n"}, r"b\.csv: .* is not UTF-8; save"),

@@ -100,8 +100,8 @@ class World:
         self.stds.append(std * math.sqrt(self._offer.shares) / ROW)
         return np.zeros(count, np.int64)
 
-    def _range(self, votes: Any, std: float) -> Range:
-        self.ranges.append(range_of(votes, 0.0))
+    def _range(self, votes: Any, std: float, units: float) -> Range:
+        self.ranges.append(range_of(votes, 0.0, units))
         return self.ranges[-1] if self._first is None else self._first.ranges[len(self.ranges) - 1]
 
 

@@ -80,9 +80,11 @@ def _recipe(text: str) -> None:
 
 
 def search_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings for a table are looked for along each of their directions once, not three times."""
-    monkeypatch.setattr("fedveil.tune.defaults._PASSES", 1)
+    """Settings are looked for with little effort: pages are tested here, not the search."""
+    monkeypatch.setattr("fedveil.tune.defaults.EFFORT", 500.0)
     monkeypatch.setattr("fedveil.tune.defaults._FRESH", (1, 1))
+    monkeypatch.setattr("fedveil.tune.advice.EFFORT", 500.0)
+    monkeypatch.setattr("fedveil.tune.advice.PILOT", 500.0)
 
 
 def blocks_of(page: str) -> list[Block]:

@@ -12,7 +12,7 @@ from fedveil.data.federation import Examples, Federation, Task
 from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import LearningRate, LocalTraining, Schedule
 from fedveil.training.client.update_pipeline import UpdatePipeline
-from fedveil.training.engines import gram_cache as grams
+from fedveil.training.engines import dual as grams
 from fedveil.training.engines.affine import Affine
 from fedveil.training.engines.algebra import AlgebraEngine
 from fedveil.training.engines.choose import build_engine
@@ -65,38 +65,36 @@ def test_an_update_that_cancels_is_still_clipped_at_its_norm() -> None:
         assert float(one.total.norm()) <= 1e-6 * 1.01
 
 
-def test_moments_are_kept_only_if_they_are_small_beside_the_data() -> None:
-    """A client's moments are s * s + s + 1 numbers of s weights, its data 10 a record."""
+def test_moments_are_kept_only_if_they_are_small_beside_the_records() -> None:
+    """A client's moments are a matrix of s + 1 rows, for s weights; its records 10 numbers each."""
     with_bias = Affine(Slot("w", (1, 10), 0), Slot("b", (1,), 10)), 10
     single = Affine(Slot("w", (1, 1), 0), None), 1
-    for (layer, width), records, fit in (
-        (with_bias, 27, True),  # 2 * 133 numbers beside 270
-        (with_bias, 26, False),
-        (single, 6, True),  # 2 * 3 beside 6
-        (single, 5, False),
-    ):
-        inputs = np.zeros((5 * records, width), np.float32)
-        examples = Examples(inputs, np.zeros(5 * records, np.float32))
-        offsets = np.arange(6, dtype=np.int64) * records
-        federation = Federation(examples, offsets, examples, Task.REGRESSION, 0)
-        assert Moments.fit(federation, layer) is fit
+    for (layer, width), records in ((with_bias, 29), (single, 8)):  # 2 * 144 beside 290, 2 * 4
+        examples = Examples(np.zeros((9, width), np.float32), np.zeros(9, np.float32))
+        federation = Federation(examples, np.array([0, 4, 9]), examples, Task.REGRESSION, 0)
+        kept = Moments(federation, layer).keeps(np.array([records, records - 1]))
+        assert kept.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_moments_are_those_of_each_clients_own_records(keep: bool) -> None:
-    federation = make_job("linear", RULES["full batch, one step"], UpdatePipeline()).federation
-    layer = Affine(Slot("w", (1, 3), 0), Slot("b", (1,), 3))
-    moments = Moments(federation, layer, keep)
-    for clients in ([6, 0], [6, 2, 1], list(range(8))):  # some known by then, some not
+@pytest.mark.parametrize("width", [3, 70])
+def test_moments_are_those_of_each_clients_own_records(width: int) -> None:
+    sizes, draw = (7, 1, 300, 5, 5), np.random.default_rng(0)  # the third is kept if narrow
+    inputs = draw.normal(size=(sum(sizes), width)).astype(np.float32)
+    examples = Examples(inputs, draw.normal(size=sum(sizes)).astype(np.float32))
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    federation = Federation(examples, offsets, examples, Task.REGRESSION, 0)
+    moments = Moments(federation, Affine(Slot("w", (1, width), 0), Slot("b", (1,), width)))
+    for clients in ([2, 0], [3, 2, 1], list(range(5))):  # some known by then, some not
         ids = np.array(clients)
-        second, first = moments.of(ids, federation.sizes[ids])
+        second, first, square = moments.of(ids, federation.sizes[ids])
         for place, client in enumerate(clients):
             rows = slice(*federation.offsets[client : client + 2])
-            x = np.c_[federation.train.inputs[rows], np.ones(SIZES[client])].astype(np.float64)
-            y = federation.train.targets[rows].astype(np.float64)
-            np.testing.assert_allclose(second[place], x.T @ x / len(x), rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(first[place][:-1], x.T @ y / len(x), rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(first[place][-1], (y * y).mean(), rtol=1e-5)
+            x = np.c_[inputs[rows], np.ones(sizes[client])].astype(np.float64)
+            y = examples.targets[rows].astype(np.float64)
+            own = second[:, place] if moments.narrow else second[place]
+            np.testing.assert_allclose(own, x.T @ x / len(x), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(first[place], x.T @ y / len(x), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(square[place], (y * y).mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 20])
@@ -111,7 +109,9 @@ def test_a_whole_course_in_one_product_is_the_steps_one_by_one(
     job = make_job("linear", rule, pipeline, (80, 60, 40, 80))
     engine = build_engine(job, "algebra")
     assert isinstance(engine, AlgebraEngine)
-    assert engine._courses is not None
+    assert engine.moments is not None
+    assert engine.moments.unrolled is not None
+    assert engine.moments.unrolled.takes(job.federation.sizes).all()
     start = start_of(job)
     for cohort in ([2, 0], [3, 2, 1, 0], [0, 1, 2, 3], [1]):  # some known by then, some not
         result = sum_of(engine, RoundRequest(start, np.array(cohort), 0))
@@ -130,7 +130,8 @@ def test_a_course_is_for_rates_that_never_change() -> None:
     job = make_job("linear", LocalTraining(falling, steps=2), UpdatePipeline(), (80, 80))
     engine = build_engine(job, "algebra")
     assert isinstance(engine, AlgebraEngine)
-    assert engine._courses is None
+    assert engine.moments is not None
+    assert engine.moments.unrolled is None
 
 
 def test_grid_and_floats_agree() -> None:
@@ -167,17 +168,6 @@ def test_kept_gram_matrices_change_nothing(
         assert float((result.total - expected).norm()) <= allowed
 
 
-def test_a_gram_matrix_that_is_kept_is_found_again() -> None:
-    job = make_job("wide softmax", RULES["momentum"], UpdatePipeline(), (4, 3))
-    cache = grams.GramCache(job.federation, 5)
-    assert cache.known(1, 3) is None
-    cache.keep(1, torch.arange(9.0).view(3, 3))
-    found = cache.known(1, 3)
-    assert found is not None
-    assert torch.equal(found, torch.arange(9.0).view(3, 3))
-    assert cache.known(0, 4) is None
-
-
 def test_gram_matrices_are_kept_only_if_they_are_small_beside_the_data() -> None:
     few = make_job("wide softmax", RULES["momentum"], UpdatePipeline(), (4, 4))
     many = make_job("wide softmax", RULES["momentum"], UpdatePipeline(), (30, 30))
@@ -194,7 +184,8 @@ def test_what_steps_and_decay_cancel_is_measured_and_not_lost(gap: float) -> Non
     layer = Affine(Slot("w", (1, 300), 0), None)
     start = (x[0, 0] / 7).clone()
     x[1], x[2] = x[0], x[0] * 2
-    dual = Dual(layer, Task.REGRESSION, x, torch.zeros(3, 1), start)
+    gram, sizes = torch.bmm(x, x.mT), np.ones(3, np.int64)
+    dual = Dual(layer, Task.REGRESSION, x, torch.zeros(3, 1), sizes, 1, start, gram)
     span = Span(torch.tensor([1.0, -1.0, 0.5])[:, None, None], torch.zeros(3))
     span.shift.copy_(-7 * (1 + gap) * torch.tensor([1.0, -1.0, 1.0]))
     wanted = (span.coefficients.double() * x.double())[:, 0] + span.shift.double()[

@@ -59,7 +59,7 @@ def test_the_page_runs_from_outside_the_package(tmp_path: Path) -> None:
     (tmp_path / "lab_engines.py").write_text(file, encoding="utf-8")
     done = outside(tmp_path, f"{check}\n{use}")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == ["36 jobs", "pieces 2 rounds"]
+    assert done.stdout.splitlines() == ["40 jobs", "pieces 2 rounds"]
 
 
 def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> None:

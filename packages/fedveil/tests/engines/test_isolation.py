@@ -24,12 +24,11 @@ from fedveil.privacy.clipping import Clip
 from fedveil.training.client.ballot import Ballot
 from fedveil.training.client.local_training import LearningRate, LocalTraining
 from fedveil.training.client.update_pipeline import Block, UpdatePipeline
-from fedveil.training.engines import isolated_mlp
+from fedveil.training.engines import batched
 from fedveil.training.engines.choose import ENGINES, build_engine, supports
-from fedveil.training.engines.contract import Cohort, CohortTask, Job, RoundRequest
+from fedveil.training.engines.contract import Job, RoundRequest
 from fedveil.training.engines.cost import operations
-from fedveil.training.engines.isolated_dual import rounded_up
-from fedveil.training.engines.isolated_mlp import LoneStack
+from fedveil.training.engines.dual import size_class
 from fedveil.training.engines.processes import ProcessEngine, home_parts
 from fedveil.training.models.flat import layout_of
 
@@ -148,6 +147,21 @@ def test_a_clients_integers_are_its_own_under_every_rule(
     engine: str, model: str, rule: str
 ) -> None:
     check(job_of(model, RULES[rule]), engine)
+
+
+@pytest.mark.parametrize(
+    "rule", ["full batch, three steps, decaying", "two epochs, weight decay", "momentum"]
+)
+@pytest.mark.parametrize("model", ["linear", "wide linear", "softmax", "wide softmax"])
+def test_a_clients_integers_are_the_same_in_any_cohort(model: str, rule: str) -> None:
+    """Clients of equal and of close sizes share stacks of matrices: in any company."""
+    sizes, draw = (20, 17, 5, 20, 40, 3, 16, 20, 200, 5, 18, 33), np.random.default_rng(7)
+    job = replace(make_job(model, RULES[rule], GRID, sizes), isolated=True)
+    alone = [rows_of(job, "algebra", [client], 1)[0][0] for client in range(len(sizes))]
+    for _ in range(12):
+        cohort = draw.permutation(len(sizes))[: draw.integers(2, len(sizes) + 1)].tolist()
+        for client, row in zip(cohort, rows_of(job, "algebra", cohort, 3)[0], strict=True):
+            assert torch.equal(row, alone[client]), (client, cohort)
 
 
 @pytest.mark.parametrize("rule", ["two epochs, weight decay", "per example, exact noise"])
@@ -356,18 +370,12 @@ def test_groups_of_isolated_clients_stay_within_their_memory(
     job = replace(make_job("mlp", RULES["momentum"], GRID, (5,) * 11), isolated=True)
     each = 8 * job.layout.size + 3 * 5 * math.prod(job.federation.input_shape)
     groups: list[int] = []
-    train = LoneStack._group
-
-    def spy(self: LoneStack, task: CohortTask, where: Cohort) -> Block:
-        groups.append(len(where))
-        return train(self, task, where)
-
-    monkeypatch.setattr(LoneStack, "_group", spy)
     sums = []
     for memory in (5 * each - 1, each - 1, 100 * each):
-        monkeypatch.setattr(isolated_mlp, "_TOGETHER", memory)
-        engine = build_engine(job, "mlp")
-        sums.append(sum_of(engine, RoundRequest(start_of(job), np.arange(11), 2)).total)
+        monkeypatch.setattr(batched, "_TOGETHER", memory)
+        asked = RoundRequest(start_of(job), np.arange(11), 2)
+        groups += [len(block.places) for block in build_engine(job, "mlp").updates(asked)]
+        sums.append(sum_of(build_engine(job, "mlp"), asked).total)
     assert groups == [4, 4, 3] + [1] * 11 + [11]
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[0], sums[2])
@@ -375,4 +383,4 @@ def test_groups_of_isolated_clients_stay_within_their_memory(
 
 def test_sizes_are_rounded_up_to_few_binary_digits() -> None:
     sizes = np.array([1, 8, 9, 63, 64, 65, 128, 129, 256, 257])
-    assert rounded_up(sizes).tolist() == [8, 8, 16, 64, 64, 80, 128, 160, 256, 320]
+    assert size_class(sizes).tolist() == [16, 16, 16, 64, 64, 80, 128, 160, 256, 320]

@@ -10,13 +10,13 @@ from tests.engines.sums import sum_of
 from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import LearningRate, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
-from fedveil.training.engines import mlp_engine
+from fedveil.training.engines import algebra
 from fedveil.training.engines.affine import Affine
+from fedveil.training.engines.algebra import MlpEngine
 from fedveil.training.engines.batched import RowEngine
 from fedveil.training.engines.choose import build_engine
 from fedveil.training.engines.contract import RoundRequest
-from fedveil.training.engines.dual_clients import costs
-from fedveil.training.engines.mlp_engine import MlpEngine
+from fedveil.training.engines.dual import costs
 from fedveil.training.models.flat import Slot
 
 from .jobs import GRIDS, RULES, SHAPINGS, SIZES, make_job, start_of
@@ -47,7 +47,7 @@ def test_both_ways_give_the_same_sum(
     for cheap, dear in ((1, 0), (0, 1)):
         flat = np.ones(len(SIZES))
         monkeypatch.setattr(
-            mlp_engine,
+            algebra,
             "costs",
             lambda *_, flat=flat, cheap=cheap, dear=dear: (flat * cheap, flat * dear),
         )

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedveil.training.client.local_training import LearningRate, LocalTraining
-from fedveil.training.engines import steps
-from fedveil.training.engines.steps import _pull
+from fedveil.training.engines import local_sgd
+from fedveil.training.engines.local_sgd import _pull
 
 
 def outside(row: torch.Tensor, radius: float) -> bool:
@@ -31,7 +31,7 @@ def test_it_is_the_exact_norm_that_decides(radius: float) -> None:
 
 
 def test_a_clear_case_does_not_take_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "row_norms", lambda rows: pytest.fail("the long way"))
+    monkeypatch.setattr(local_sgd, "row_norms", lambda rows: pytest.fail("the long way"))
     rule = LocalTraining(LearningRate(0.1), steps=1, penalty=0.5, penalty_radius=0.3)
     pulled = _pull(torch.tensor([[0.0, 0.1], [3.0, 4.0]]), rule)
     assert torch.as_tensor(pulled).tolist() == [[0.0], [0.5]]

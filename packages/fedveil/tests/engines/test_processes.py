@@ -23,11 +23,10 @@ from fedveil.privacy.clipping import Clip
 from fedveil.training.client.batches import step_counts
 from fedveil.training.client.update_pipeline import UpdatePipeline
 from fedveil.training.engines.choose import build_engine
-from fedveil.training.engines.contract import RoundRequest
+from fedveil.training.engines.contract import RoundRequest, threads_at
 from fedveil.training.engines.process_group import WorkerFailed, Workers
 from fedveil.training.engines.processes import ProcessEngine, split
 from fedveil.training.engines.shared_memory import bytes_to_copy, share
-from fedveil.training.engines.threads import threads_at
 
 from .jobs import RULES, SIZES, make_job, start_of
 from .sums import sum_of

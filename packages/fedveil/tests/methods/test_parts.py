@@ -21,8 +21,8 @@ from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyVectors, propor
 from fedveil.training.client.local_training import GradientClip, LearningRate, LocalTraining
 from fedveil.training.client.rotation import Rotation, hadamard
 from fedveil.training.client.update_pipeline import sparsify
+from fedveil.training.engines.local_sgd import local_updates
 from fedveil.training.engines.records import Batch
-from fedveil.training.engines.steps import local_updates
 from fedveil.training.models.flat import Layout, Slot
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tests.paths import SOURCES
 
+from fedveil.core.errors import ConfigError
 from fedveil.methods.recipes.sections import DataSection
-from fedveil.methods.registry import METHODS
+from fedveil.methods.registry import METHODS, method_of
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, is_protected, plan_of
 from fedveil.run.run import Run
@@ -116,3 +117,34 @@ def test_settings_from_the_same_images_under_another_name_are_from_the_protected
         assert is_protected(DataSection(source=source), name)
     assert not is_protected(DataSection(source="femnist"), name)
     assert not is_protected(DataSection(source="digits"), "half of CIFAR-10's test images")
+
+
+PAPERS = [name for name in recipes.shipped() if name.startswith("papers/")]
+
+
+def test_every_method_of_a_paper_has_its_setting_as_a_recipe() -> None:
+    methods = {recipes.read(recipes.shipped()[name])["training"]["method"] for name in PAPERS}
+    assert methods == {"client-noise", "gradient-noise", "laplacian-smoothing", "bounded-sparse"}
+    for name in PAPERS:
+        method_of(recipes.with_defaults(recipes.parse(recipes.read(recipes.shipped()[name]))))
+
+
+def test_a_papers_delta_is_for_simulations_and_warned_of() -> None:
+    values = {"data.clients": 12, "privacy.delta": 5e-3, "privacy.noise_multiplier": 1.0}
+    values |= {"training.rounds": 2}
+    recipe = recipes.parse({}, (), {**values, "training.method": "dp-sgd", "seed": 1})
+    federation = federation_of(recipe.data)
+    assert len(federation.train) > 1 / 5e-3
+    plan = plan_of(recipes.with_defaults(recipe), federation)
+    assert plan.guarantee is not None
+    assert not plan.guarantee.certified
+    assert any("privacy.delta" in warning for warning in plan.warnings)
+    with pytest.raises(ConfigError, match=r"privacy\.delta"):
+        plan_of(recipes.with_defaults(replace(recipe, seed=None)), federation)
+
+
+def test_a_number_can_be_unset_and_another_trust_needs_no_second_key() -> None:
+    table = recipes.read(recipes.shipped()["papers/hu-adult"])
+    recipe = recipes.parse(table, ["model.input_norm=none", "privacy.trust=local"])
+    assert (recipe.model.input_norm, recipe.aggregation.secure) == (None, None)
+    assert recipes.parse(table).aggregation.secure == "ideal"

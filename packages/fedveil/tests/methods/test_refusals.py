@@ -23,7 +23,8 @@ def planned(*assignments: str) -> Plan:
     """A plan on a small federation: `method key=value ...`, sections spelt out."""
     method, *others = assignments
     usual = ["training.rounds=3", "training.local_steps=2", f"training.method={method}"]
-    recipe = recipes.parse({}, [*usual, *others], {"seed": 1})
+    once = {"ae-dpfl": usual[1:], "dp-sgd": usual[::2], "fedsgd": usual[::2]}  # one round, one step
+    recipe = recipes.parse({}, [*once.get(method, usual), *others], {"seed": 1})
     return plan_of(recipes.with_defaults(recipe), DATA)
 
 

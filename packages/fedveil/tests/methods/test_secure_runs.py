@@ -68,15 +68,19 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def recipe_of(values: dict[str, Any], **aggregation: Any) -> Recipe:
-    usual = {"training.rounds": 3, "privacy.epsilon": 8.0, "evaluation.every": 1}
+    usual: dict[str, Any] = {"evaluation.every": 1}
+    if values.get("training.method") != "fedavg":
+        usual["privacy.epsilon"] = 8.0
     if values.get("training.method") != "ae-dpfl":
-        usual |= {"training.cohort": 12, "training.local_epochs": 1}
+        usual |= {"training.rounds": 3, "training.cohort": 12}
+        if values.get("training.method") != "dp-sgd":
+            usual["training.local_epochs"] = 1
     for one, other in (
         ("training.local_steps", "training.local_epochs"),
         ("privacy.noise_multiplier", "privacy.epsilon"),
     ):
         if one in values:
-            usual.pop(other)
+            usual.pop(other, None)
     named = {f"aggregation.{name}": value for name, value in aggregation.items()}
     return recipes.with_defaults(recipes.parse({}, values=usual | values | named))
 

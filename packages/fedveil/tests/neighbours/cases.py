@@ -13,7 +13,7 @@ import numpy as np
 from .recipes import correlate, draw_recipe
 from .values import Client, Draw, Kind, client
 
-# By how often they come. Every private method is here.
+# By how often they come. Every private method is here but moments: tests/methods/test_moments.py.
 METHODS = {
     "dp-fedavg": 6,
     "bounded-sparse": 3,
@@ -27,6 +27,7 @@ METHODS = {
 }
 CORRELATED = 4  # one case in so many has correlated noise, if it can
 SEVERAL = 8  # one case in so many has several labels, if it has classes
+SECRET = 4  # one case in so many has secret batches, if its noise is in the gradients
 RESUMED = 16  # one case in so many has a public schedule, and is killed and resumed as well
 LOSSES = ("huber", "fragile")  # of somebody's own; the second raises at numbers that are too large
 GIVEN = ("own", "quiet", "together")  # engines that a run is given; two of them protect less
@@ -102,6 +103,9 @@ def draw_case(seed: int) -> Case:
     table = draw_recipe(draw, method, len(clients), scheduled)
     if seed % CORRELATED == 0:
         correlate(np.random.default_rng([seed, 7]), table, len(clients))
+    if method == "gradient-noise" and seed % SECRET == 3:
+        table["training"]["batches"] = "poisson"
+        table["privacy"].pop("unit", None)
     if slow:
         _shorten(table["training"])
     if path == "csv":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,9 +18,12 @@ from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.accountants.discrete_sums import DiscreteSumStep, PoissonDiscreteStep
 from fedveil.privacy.accountants.laplace import LaplaceStep
 from fedveil.privacy.accountants.steps import Step
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.gradient_perturbation import NoisyGradients
+from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.translation import step_of
 
 from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints, Notes, mixed
 from .worlds import World
@@ -64,19 +67,24 @@ def compare(one: World, two: World, change: Change) -> list[Violation]:
     privacy_model = one.plan.privacy_model
     if privacy_model is None or not (claimed(one) or claimed(two)):
         return []
+    others = set(one.names) != set(two.names)
+    by_presence = privacy_model.adjacency is Adjacency.ADD_REMOVE
+    if others and not by_presence and change.kind in ("removed", "added"):
+        # Who is there, and with how many records, is public: grids, turns and the proof itself may
+        # follow from it, but nobody's training. The first client with several batches moves noise
+        # into steps, which is a proof of its own and may be none; and the rate of secret batches
+        # follows from the number of records.
+        rules = [world.plan.local for world in (one, two)]
+        placed = [(rule.gradient_noise == 0, rule.batch_rate) for rule in rules]
+        if placed[0] != placed[1] or not (claimed(one) and claimed(two)):
+            return []
+        return list(_isolation(one, two, change, rounds=1, floats_only=True))
     if not (claimed(one) and claimed(two)):
         said = [world.plan.guarantee.reason for world in (one, two) if not claimed(world)]
         return [Violation("c", f"only one world is certified: {said[0]}")]
-    if set(one.names) != set(two.names) and privacy_model.adjacency is not Adjacency.ADD_REMOVE:
-        if change.kind in ("replaced", "record", "zeroed"):
-            gone = ", ".join(sorted(set(one.names) ^ set(two.names)))
-            return [Violation("c", f"clients come and go with their values: {gone}")]
-        # Who is there is public: grids and turns may follow it, but nobody's training; except that
-        # the first client with several batches, whose number is public too, moves noise into steps.
-        placed = [world.plan.local.gradient_noise == 0 for world in (one, two)]
-        if placed[0] != placed[1]:
-            return []
-        return list(_isolation(one, two, change, rounds=1, floats_only=True))
+    if others and not by_presence:
+        gone = ", ".join(sorted(set(one.names) ^ set(two.names)))
+        return [Violation("c", f"clients come and go with their values: {gone}")]
     return [
         *_public(one, two),
         *_isolation(one, two, change, one.plan.method.rounds),
@@ -119,22 +127,9 @@ def _as_bytes(rows: dict[tuple[int, str], Ints]) -> dict[tuple[int, str], bytes]
 
 def _public(one: World, two: World) -> Iterator[Violation]:
     """(c): everything that is decided before the first round, and each round's clip and grid."""
-    for what in ("sampling", "privacy_model", "layout"):
-        first, second = getattr(one.plan, what), getattr(two.plan, what)
-        if first != second:
+    for what, first in one.public.items():
+        if first != (second := two.public[what]):
             yield Violation("c", f"{what} differs: {first} and {second}")
-    for what in ("notes", "class_names", "features", "classes", "unprotected"):
-        first, second = (getattr(world.plan.federation, what) for world in (one, two))
-        if first != second:
-            yield Violation("c", f"{what} of the data differ: {first} and {second}")
-    if one.warnings != two.warnings:
-        yield Violation("c", f"warnings differ: {one.warnings} and {two.warnings}")
-    if one.releases != two.releases:
-        yield Violation("c", "accounted releases differ")
-    if one.promise != two.promise:
-        yield Violation("c", "guarantees differ")
-    if one.shapings != two.shapings:
-        yield Violation("c", f"clips or grids differ: {one.shapings} and {two.shapings}")
     for key in one.notes.draws.keys() & two.notes.draws.keys():
         first, second = one.notes.draws[key], two.notes.draws[key]
         if (first.std, first.granularity) != (second.std, second.granularity):
@@ -145,8 +140,8 @@ def _afterwards(one: World, two: World, change: Change) -> Iterator[Violation]:
     """(e): from the same noisy values follow the same weights, and private uploads too."""
     if one.states != two.states:
         yield Violation("e", "weights differ although all noisy values are the same")
-    alone = [isinstance(item.mechanism, NoisyGradients) for item in one.releases]
-    if all(alone) and one.notes.updates != two.notes.updates:
+    purposes = {key[0] for world in (one, two) for key in world.notes.draws}
+    if purposes == {GRADIENTS} and one.notes.updates != two.notes.updates:
         yield Violation("e", f"upload of {change.name} depends on more than noisy gradients")
 
 
@@ -157,10 +152,17 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
     if isinstance(releases[0].mechanism, CorrelatedGaussian):
         yield from _correlated(one, two, change, releases[0], steps[0])
         return
+    law = releases[0].mechanism
+    if isinstance(law, PoissonSampled):
+        # Coins are the same in both worlds: of a unit in a batch, its noise hides all there is.
+        releases = tuple(replace(releases[0], mechanism=inner) for inner in law.mechanisms)
+        steps = [step_of(release, privacy_model) for release in releases]
     for round_number in range(one.plan.method.rounds):
         where = f"round {round_number + 1}"
-        if isinstance(releases[0].mechanism, NoisyGradients):
-            yield from _gradients(one, two, change, round_number, releases[0], steps[0])
+        if isinstance(law, NoisyGradients) or any(
+            key[:2] == (GRADIENTS, round_number) for key in one.notes.draws
+        ):
+            yield from _gradients(one, two, change, round_number, law, steps[0])
             continue
         yield from _without_noise(one, change, round_number)
         moved = [_moved(one, two, change, purpose, round_number) for purpose in (UPDATES, COUNT)]
@@ -175,7 +177,8 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
             yield from _within(math.hypot(*parts), steps[0].ratio, where)
         else:  # one Gaussian for updates and count together
             spent = math.hypot(*(distance.l2 for distance in moved if distance is not None))
-            yield from _within(spent, _allowed(releases[0], steps[0]), where)
+            allowed = _times(privacy_model, change) * _allowed(releases[0], steps[0])
+            yield from _within(spent, allowed, where)
 
 
 def _without_noise(world: World, change: Change, round_number: int) -> Iterator[Violation]:
@@ -272,12 +275,16 @@ def _others(
 
 
 def _gradients(
-    one: World, two: World, change: Change, round_number: int, release: Release, step: Step
+    one: World, two: World, change: Change, round_number: int, law: Mechanism, step: Step
 ) -> Iterator[Violation]:
-    """Noisy local steps: each one's mean gradient, and all of the round's together."""
+    """Noisy local steps: each one's mean gradient, and all of the round's together.
+
+    Of secret batches every step is accounted by itself, and how many there are.
+    """
     allowed = _times(one.plan.privacy_model, change) / step.noise
-    each = allowed / math.sqrt(release.mechanism.record_uses)
-    total = 0.0
+    secret = isinstance(law, PoissonSampled)
+    each = allowed if secret else allowed / math.sqrt(law.record_uses)
+    total, taken = 0.0, 0
     yield from _without_noise(one, change, round_number)
     for key, draw in one.notes.draws.items():
         if key[:3] != (GRADIENTS, round_number, change.name):
@@ -288,9 +295,13 @@ def _gradients(
             return
         apart = (draw.entered - other.entered).astype(np.float64) * draw.granularity / draw.std
         moved = float(np.linalg.norm(apart))
-        total += moved**2
+        total, taken = total + moved**2, taken + 1
         yield from _within(moved, each, f"round {round_number + 1}, step {key[3] + 1}")
-    yield from _within(math.sqrt(total), allowed, f"round {round_number + 1}, all steps")
+    if not secret:
+        yield from _within(math.sqrt(total), allowed, f"round {round_number + 1}, all steps")
+    elif taken > law.local_steps:
+        said = f"{taken} steps, accounted {law.local_steps}"
+        yield Violation("d", f"round {round_number + 1}: {change.name} takes {said}")
 
 
 def _times(privacy_model: PrivacyModel, change: Change) -> int:

@@ -33,11 +33,15 @@ from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.run import run as run_module
 from fedveil.run.evaluation import Metrics
 from fedveil.training.engines import batched as rows
-from fedveil.training.engines import choose, contract, dual_steps, gradients
-from fedveil.training.engines import gram_cache as grams
-from fedveil.training.engines import isolated_dual as lone_dual
-from fedveil.training.engines import isolated_moments as lone_moments
-from fedveil.training.engines import steps as local_steps
+from fedveil.training.engines import (
+    choose,
+    contract,
+    dual,
+    dual_kernel,
+    example_gradients,
+    local_sgd,
+    moments,
+)
 from fedveil.training.engines.contract import RoundRequest
 from fedveil.training.models import check as model_check
 
@@ -51,12 +55,13 @@ _QUICK_ACCOUNT = lru_cache(maxsize=256)(accounting._account.__wrapped__)
 
 # How many numbers engines hold at once; decides how clients are grouped, never what comes out.
 _ROOM = (
-    (lone_dual, "_TOGETHER"),
-    (lone_moments, "_TOGETHER"),
+    (dual, "_ISOLATED_CHUNK"),
+    (moments, "_TOGETHER"),
+    (moments, "_GATHERED"),
     (rows, "_VALUES"),
-    (gradients, "_VALUES"),
-    (dual_steps, "_GATHERED"),
-    (grams, "_WORTH"),
+    (rows, "_TOGETHER"),
+    (example_gradients, "_VALUES"),
+    (dual_kernel, "_GATHERED"),
     (clipping, "_BLOCK"),
 )
 
@@ -85,6 +90,7 @@ class Notes:
     noisy: dict[tuple[Key, tuple[int, ...]], Ints] = field(default_factory=dict)  # what came out
     taken: Counter[str] = field(default_factory=Counter)  # rounds that clients took part in
     no_vmap: str | None = None  # why `torch.func` cannot train the model: tried on zeros
+    way: Any = None  # how gradients of single examples are computed: tried on zeros
     plan: Any = None  # of the run that trained last
     votes: list[Votes] = field(default_factory=list)  # for statistics that were bought
     names: Candidates | None = None  # for names of classes that were bought
@@ -125,6 +131,7 @@ class _Real:
     build: Callable[..., Any]
     correlate: Callable[..., Any]
     why_not_vmap: Callable[..., Any]
+    example_way: Callable[..., Any]
     job_of: Callable[..., Any]
     columns: Callable[..., Any]
     selected: Callable[..., Any]
@@ -141,6 +148,7 @@ class Recorder:
             run_module.build_engine,
             CorrelatedNoise.protect,
             choose.why_not_vmap,
+            choose.example_way,
             run_module.job_of,
             dp_schema.bought_columns,
             dp_schema._selected,
@@ -221,7 +229,10 @@ class Recorder:
     def shaped(self, updates, pipeline, layout, senders, gradient=None):
         """Around `shape_rows`: what each client computed, and what it sends."""
         names = [self.streams.name(senders.randomness, client) for client in senders.clients]
-        before = [row.tobytes() for row in updates.detach().cpu().numpy()]
+        computed = updates.detach().cpu().numpy()
+        # A NaN's sign and payload depend on the SIMD lane it was computed in. Any NaN makes an
+        # update zero, and the integers that leave are compared bit for bit.
+        before = [row.tobytes() for row in np.where(np.isnan(computed), np.nan, computed)]
         shaped = self._real.shape(updates, pipeline, layout, senders, gradient)
         for name, update, row in zip(names, before, shaped.rows.numpy(), strict=True):
             self.notes.updates[senders.round_number, name] = update
@@ -235,6 +246,13 @@ class Recorder:
             self.notes.no_vmap = self._real.why_not_vmap(job)
             return self.notes.no_vmap
         return self.first.no_vmap
+
+    def example_way(self, job: Any) -> Any:
+        """Around `example_way`, in the first world only."""
+        if self.first is None:
+            self.notes.way = self._real.example_way(job)
+            return self.notes.way
+        return self.first.way
 
     def counted(self, rule: AdaptiveClipping, at: RoundNoise, clip, norms):
         """Around `AdaptiveClipping.halves`: each client's part of a tracked clip's count."""
@@ -335,7 +353,7 @@ def recording(
     replaced = (
         (noise_placement, "protect_sum", gauss),
         (noise_placement, "protect_sum_laplace", laplace),
-        (local_steps, "protect_sum", gauss),
+        (local_sgd, "protect_sum", gauss),
         (NoisyIntegers, "noisy_sum", method(recorder.add_shares)),
         (NoisyIntegers, "noisy", method(recorder.add_share)),
         (AdaptiveClipping, "halves", method(recorder.counted)),
@@ -347,6 +365,7 @@ def recording(
         (dp_schema, "bought_columns", recorder.columns),
         (dp_schema, "_selected", recorder.selected),
         (choose, "why_not_vmap", recorder.why_not_vmap),
+        (choose, "example_way", recorder.example_way),
         (Randomness, "stream", method(streams.stream)),
         (Randomness, "shuffle_words", method(streams.shuffle_words)),
         # For speed alone: nothing is evaluated, and seeding looks for GPUs at length.

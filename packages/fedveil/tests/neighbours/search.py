@@ -25,7 +25,8 @@ from .worlds import World, play
 from .written import files_differ
 
 _KILLED = 3  # runs of a case with a public schedule
-_LEAVES_OUT = {"at_least", "examples_per_client", "clients"}  # owners: nothing is certified
+# Owners who are left out, or clients' rows that are voted on: nothing is certified.
+_LEAVES_OUT = {"at_least", "examples_per_client", "clients", "public_fraction"}
 COMMAND = 8  # one number in so many has a whole command
 _WRITTEN = 2  # neighbours whose files are compared
 
@@ -70,9 +71,9 @@ def examine(seed: int, values: tuple[int, ...] = VALUES, among: str = "") -> Fou
 
 
 def _read(found: Found, case: Case) -> None:
-    """The sheet of the same number: a third as many neighbours as the deep case has worlds."""
-    for kind, which, laws in examine_sheet(found.seed, math.prod(found.values) // 3):
-        found.runs += 1
+    """The sheet of the same number, with as many worlds as the deep case has."""
+    found.runs += math.prod(found.values)
+    for kind, which, laws in examine_sheet(found.seed, found.values):
         _count(found, kind, which, laws)
 
 

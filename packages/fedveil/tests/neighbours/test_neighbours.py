@@ -28,7 +28,7 @@ from .values import Kind, client
 from .whole import COMMANDS, draw_job
 from .worlds import play
 
-_CASES, _PARTS = 160, 20
+_CASES, _PARTS = 120, 12
 
 
 @pytest.mark.parametrize("part", range(_PARTS))
@@ -138,19 +138,28 @@ def test_processes_sum_the_same_integers() -> None:
 def test_a_long_search_goes_on_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With workers of its own, as `make fuzz` has them; together the sittings are one search."""
-    state = tmp_path / "state.json"
-    few = (2, 1, 1)  # values at each place
-    command = [sys.executable, "-m", "tests.neighbours", "--state", str(state)]
-    command += ["--values", *map(str, few)]
-    root = ROOT
-    options = {"cwd": root, "check": True, "capture_output": True, "timeout": 600}
-    subprocess.run([*command, "--first", "1", "--pairs", "1", "--processes", "2"], **options)
+    """Together the sittings are one search."""
+    state, few = tmp_path / "state.json", (2, 1, 1)  # values at each place
+    command = ["--state", str(state), "--values", *map(str, few)]
+    assert main([*command, "--first", "1", "--pairs", "1"]) == 0
     kept = json.loads(state.read_text())
     assert kept["first"] == 1 < kept["next"]
-    assert main([*command[3:], "--pairs", str(kept["pairs"] + 1)]) == 0
+    assert main([*command, "--pairs", str(kept["pairs"] + 1)]) == 0
     assert f"cases from {kept['next']} on" in capsys.readouterr().out
     both = json.loads(state.read_text())
     found = [examine(seed, few) for seed in range(1, both["next"])]
     assert both["pairs"] == sum(one.pairs for one in found) > kept["pairs"] > 0
     assert both["wrong"] == 0
+
+
+@pytest.mark.slow
+def test_workers_of_a_long_search_find_the_same(tmp_path: Path) -> None:
+    """As `make fuzz` has them."""
+    kept = []
+    for processes in ("1", "2"):
+        state = tmp_path / processes
+        command = [sys.executable, "-m", "tests.neighbours", "--state", str(state), "--first", "1"]
+        command += ["--values", "2", "1", "1", "--pairs", "20", "--processes", processes]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
+        kept.append({**json.loads(state.read_text()), "seconds": 0})
+    assert kept[0] == kept[1]

@@ -7,6 +7,7 @@ the program serves in several pairs, and each pair sees another federation aroun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -53,10 +54,12 @@ class Variants:
     adjacency: Adjacency
 
     def worlds(self) -> Iterator[tuple[Pick, Clients]]:
-        """Every combination with somebody in it; the first one is the case itself."""
+        """Every combination with somebody in it, and with no more clients than the guarantee says
+        there are; the first one is the case itself."""
+        most = self.case.table["privacy"].get("public_clients", math.inf)
         for pick in product(*(range(len(place.values)) for place in self.places)):
             clients = self._clients(pick)
-            if clients:
+            if clients and len(clients) <= most:
                 yield pick, clients
 
     def _clients(self, pick: Pick) -> Clients:

@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from pyarrow import parquet
 
 import fedveil as fv
 from fedveil.cli import main
@@ -38,7 +39,7 @@ from fedveil.tune.trials import Outcome, ProxyTrials, Trial
 from .checks import Change, Violation, compare
 from .coupling import Streams
 from .doors.rows import TEXTS, Generator, Row, Sheet
-from .doors.sources import label_text, schema_of, write_csv
+from .doors.sources import arrow_table, label_text, schema_of, write_csv, write_files
 from .recording import Notes, Recorder, recording
 from .worlds import World, scratch
 from .written import leaves
@@ -68,6 +69,7 @@ class Shown:
     certified: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     world: World | None = None
+    unit: Unit | None = None  # of whom it speaks, whether or not anybody has said
     bought: int = 0  # releases on the ledgers of purchases that came to nothing
 
 
@@ -133,6 +135,8 @@ def neighbours(job: Job, rows: Sequence[Row], count: int) -> Iterator[tuple[str,
 
 def _odd(draw: Generator, sheet: Sheet, row: Row) -> Row:
     way = draw.random()
+    if draw.random() < 0.1:
+        return replace(row, cells=int(draw.choice((-2, -1, 1))))
     if way < 0.3:
         labels = (None, "", "k9", "1", "inf", "nan", "0", "-1")
         return replace(row, label=labels[int(draw.integers(len(labels)))])
@@ -160,7 +164,8 @@ def show(job: Job, rows: Sequence[Row], folder: Path, first: Shown | None) -> Sh
         stack.enter_context(patch.object(defaults, "ProxyTrials", _Trials))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
-        stack.enter_context(warnings.catch_warnings(record=True))
+        warned = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("always")
         rows = sorted(rows, key=lambda row: row.place)
         try:
             shown.certified, shown.end = COMMANDS[job.command](job, rows, folder, shown.facts)
@@ -168,6 +173,7 @@ def show(job: Job, rows: Sequence[Row], folder: Path, first: Shown | None) -> Sh
             shown.end = f"{type(error).__name__}: {error}"
     if job.command == "callback":  # which may say what it has seen, and that is not covered
         err = io.StringIO()
+    shown.facts["warnings"] = sorted({str(one.message) for one in warned})
     for name, stream in (("stdout", out), ("stderr", err)):
         for number, line in enumerate(stream.getvalue().splitlines()):
             shown.facts[f"{name}:{number + 1}"] = line
@@ -179,6 +185,10 @@ def show(job: Job, rows: Sequence[Row], folder: Path, first: Shown | None) -> Sh
     if shown.notes.plan is not None:
         names = [str(name) for name in shown.notes.plan.federation.owners]
         shown.world = World(names, shown.notes.plan, shown.notes)
+        model = shown.notes.plan.privacy_model
+        shown.unit = None if model is None else model.unit
+    elif job.command == "plan" and shown.certified:
+        shown.unit = Unit(json.loads(out.getvalue())["guarantee"]["unit"])
     return shown
 
 
@@ -193,8 +203,18 @@ class _Trials(ProxyTrials):
 
 
 def _table(job: Job, rows: Sequence[Row], folder: Path) -> list[str]:
-    write_csv(job.sheet, rows, folder / "rows.csv")
-    options = ["--data", str(folder / "rows.csv"), "--client-column", "who", "--label", "y"]
+    """A CSV file, a Parquet file, or a file for each client."""
+    form = job.sheet.seed // 8 % 4
+    if form == 2:
+        parquet.write_table(arrow_table(job.sheet, rows), folder / "rows.parquet")
+        options = ["--data", str(folder / "rows.parquet"), "--client-column", "who"]
+    elif form == 3:
+        write_files(job.sheet, rows, folder / "clients")
+        options = ["--data", str(folder / "clients")]
+    else:
+        write_csv(job.sheet, rows, folder / "rows.csv")
+        options = ["--data", str(folder / "rows.csv"), "--client-column", "who"]
+    options += ["--label", "y"]
     if job.known == "schema":
         (folder / "schema.toml").write_text(_toml(schema_of(job.sheet)))
         options += ["--schema", str(folder / "schema.toml")]
@@ -216,9 +236,13 @@ def _toml(schema: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_SHOWN = (["--no-report"], ["--json"], ["--explain"], ["--quiet", "--json", "--explain"])
+
+
 def _run(job: Job, rows: Any, folder: Path, facts: dict[str, Any]) -> tuple[bool, str]:
     options = _table(job, rows, folder)
-    code = main(["run", *options, "--output", str(folder / "out"), "--no-report"])
+    shown = _SHOWN[job.sheet.seed // 32 % len(_SHOWN)]
+    code = main(["run", *options, "--output", str(folder / "out"), *shown])
     return _certified(folder / "out"), f"exit code {code}"
 
 
@@ -239,7 +263,11 @@ def _estimator(job: Job, rows: Any, folder: Path, facts: dict[str, Any]) -> tupl
     settings = {key: _value(value) for key, _, value in keys if not key.startswith("data.test")}
     epsilon = settings.pop("privacy.epsilon")
     unit = settings.pop("privacy.unit", None)
-    inputs = np.array([[_float(x) for x in row.inputs] for row in rows])
+    inputs: Any = [list(row.inputs) for row in rows]  # as a person types them
+    if sheet.seed // 8 % 3 == 1:
+        inputs = np.array(inputs, object)
+    elif sheet.seed // 8 % 3 == 2:  # whose type is public
+        inputs = np.array([[_float(x) for x in row] for row in inputs])
     labels: Any = [row.label for row in rows]
     kind: Any = fv.DPFedRegressor
     more: dict[str, Any] = {}
@@ -343,9 +371,9 @@ def examine_job(seed: int, count: int) -> Iterator[tuple[str, str, list[Violatio
     folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=scratch()))
     try:
         first = show(job, rows, folder, None)
-        if first.notes.plan is not None and first.notes.plan.privacy_model is not None:
-            unit = first.notes.plan.privacy_model.unit  # of whom it speaks, if nobody has said
-            job = replace(job, sheet=replace(job.sheet, by_record=unit is Unit.RECORD))
+        if first.unit is not None:
+            by_record = first.unit is Unit.RECORD
+            job = replace(job, sheet=replace(job.sheet, by_record=by_record))
         again = show(job, rows, folder, first)
         keys = first.facts.keys() | again.facts.keys()
         random = {key for key in keys if first.facts.get(key) != again.facts.get(key)}

@@ -6,7 +6,9 @@ import copy
 import csv
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -60,6 +62,7 @@ class World:
     failure: str = ""  # why a round ended early
     engine: str = ""  # which trained the clients
     parts: dict[str, int] = field(default_factory=dict)  # machine of each client, if there were two
+    shown: list[str] = field(default_factory=list)  # warnings on the terminal
 
     @cached_property
     def releases(self) -> tuple[Release, ...]:
@@ -72,12 +75,18 @@ class World:
         return [step_of(release, self.plan.privacy_model) for release in self.releases]
 
     @cached_property
-    def warnings(self) -> tuple[str, ...]:
-        return self.plan.warnings
-
-    @cached_property
-    def promise(self) -> dict[str, Any]:
-        return self.plan.guarantee.to_dict()
+    def public(self) -> dict[str, Any]:
+        """What is decided before the first round, by name."""
+        of_plan = ("sampling", "privacy_model", "layout", "warnings")
+        of_data = ("notes", "class_names", "features", "classes", "unprotected")
+        return {
+            **{name: getattr(self.plan, name) for name in of_plan},
+            **{name: getattr(self.plan.federation, name) for name in of_data},
+            "accounted releases": self.releases,
+            "guarantee": self.plan.guarantee.to_dict(),
+            "clips and grids": self.shapings,
+            "warnings shown": self.shown,
+        }
 
 
 def play(
@@ -93,7 +102,10 @@ def play(
     streams = Streams(case.seed)
     recorder = Recorder(streams, None if first is None else first.notes)
     torch.default_generator.manual_seed(0)  # nobody else's randomness is part of the comparison
-    with recording(recorder, bool(case.module), case.room) as notes:
+    with ExitStack() as stack:
+        notes = stack.enter_context(recording(recorder, bool(case.module), case.room))
+        warned = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("always")
         chosen, federation = prepared(case, clients)
         names = names_of(federation, clients)
         streams.name_clients(names)
@@ -125,6 +137,7 @@ def play(
             run.close()
             if run.directory is not None:
                 run.directory.close()
+        world.shown = sorted({str(one.message) for one in warned})
     return world
 
 

@@ -70,6 +70,8 @@ def leaves(folder: Path) -> Iterator[tuple[str, Any]]:
             yield from _flat(name, json.loads(path.read_text()))
         elif path.suffix == ".toml":
             yield from _flat(name, tomllib.loads(path.read_text()))
+        elif path.suffix in (".html", ".txt", ".md"):
+            yield from _flat(name, path.read_text().splitlines())
         else:
             yield name, path.read_bytes()
 

@@ -16,6 +16,7 @@ from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.run.run import Run
 from fedveil.run.scores import Scores
 from fedveil.tune.defaults import FEW, Chosen, choose
+from fedveil.tune.tuner import Progress
 
 SCHEMA = """
 [columns.x]
@@ -167,6 +168,18 @@ def test_every_choice_can_be_made_by_the_user(
         assert str(getattr(getattr(choice.recipe, section), name)) == wanted, key
     assert plan_of(choice.recipe, choice.federation).guarantee is not None
     assert ("averaged" in choice.notes[-1]) == ("server.average=none" not in given)
+
+
+def test_ctrl_c_ends_the_search_and_everything_after_it(tmp_path: Path) -> None:
+    path = table(tmp_path, "t.csv", clients=32, each=5, seed=5, signal=1.0)
+
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    given = {"data.file": str(path), "data.client_column": "who", "data.label": "y", "seed": 1}
+    given["data.schema"] = str(path.parent / "schema.toml")
+    with pytest.raises(KeyboardInterrupt):
+        choose(recipes.parse({}, (), given), set(given), show=stop)
 
 
 def test_a_method_of_the_user_s_is_not_tuned(tmp_path: Path) -> None:

@@ -101,6 +101,25 @@ def test_one_label_of_another_type_changes_no_class_and_stops_nothing(odd: Any) 
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("odd", ["abc", "1,5", None, 10**400, [1, 2], b"1", {"a": 1}])
+@pytest.mark.parametrize("objects", [False, True])
+def test_one_input_of_another_type_stops_nothing(odd: Any, objects: bool) -> None:
+    X, y = make_blobs(60, centers=2, n_features=2, random_state=3)
+    columns = {f"x{i}": {"type": "number", "mean": 0.0, "std": 5.0} for i in range(2)}
+    settings = {key: QUICK[key] for key in QUICK if key != "data.statistics"}
+    rows = X.tolist()
+    rows[2][0] = odd
+    if objects:
+        table = np.empty((60, 2), object)
+        for place, row in enumerate(rows):
+            table[place, 0], table[place, 1] = row
+        rows = table
+    settings |= {"training.rounds": 2}
+    model = fv.DPFedClassifier(classes=[0, 1], schema=columns, settings=settings).fit(rows, y)
+    assert model.guarantee_ is not None
+    assert model.guarantee_.certified, model.guarantee_.reason
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_numbers_that_are_not_finite_stop_nothing(bad: float) -> None:
     X, y = make_regression(200, 2, noise=5.0, random_state=2)

@@ -12,18 +12,19 @@ import pytest
 from dp_accounting import gaussian_mechanism
 
 from fedveil import cli
-from fedveil.cli.plan_tables import _feasible_row
+from fedveil.cli.plan_show import _feasible_row
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust
 from fedveil.tune.feasible import (
     Question,
     Row,
+    about,
     feasible,
     question_of,
+    remaining,
     warnings,
     without_proof,
 )
-from fedveil.tune.spending import about, remaining
 from fedveil_lab.reproduction.claims.of_way import claim_of
 
 near = pytest.approx
@@ -221,7 +222,7 @@ def test_command_in_words(capsys: pytest.CaptureFixture[str]) -> None:
         ("--cohort 2000", "cohort"),
         ("--delta 0.01", "delta 0.01 is not below 1/1000"),
         ("--rounds 0", "rounds"),
-        ("--iterations", "--iterations or --feasible"),
+        ("--pilot", "--pilot"),
         ("--trust none", "invalid choice"),
         ("--colluders -1", "colluders"),
     ],

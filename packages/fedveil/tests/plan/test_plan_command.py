@@ -1,193 +1,201 @@
-"""`fedveil plan --iterations`: what scripts rely on, and one line for every mistake."""
+"""`fedveil plan RECIPE`: what scripts rely on, and one line for every mistake."""
 
 from __future__ import annotations
 
 import json
-import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
+from tests.plan.test_proxy import private_recipe
 
 from fedveil import cli
+from fedveil.planning import recipe as recipes
+from fedveil.tune import advice
+from fedveil.tune.trials import ProxyTrials
 
-GOLDEN = (
-    "plan --iterations --total-steps 720 --strong-convexity 1 --smoothness 4 --gradient-bound 1 "
-    "--heterogeneity 0.1 --initial-distance 1 --clients 5000 --cohort 5000 "
-    "--noise-constant 0.01 --growth 2"
-)
-BUDGET = (
-    "plan --iterations --total-steps 120 --strong-convexity 1 --smoothness 4 --gradient-bound 1 "
-    "--heterogeneity 0.1 --initial-distance 1 --clients 5000 --cohort 500 "
-    "--noise laplace --epsilon 1 --dimension 11 --clip-norm 150"
-)
-HU = (
-    "plan --iterations --score hu --total-steps 200 --initial-gap 1 --learning-rate 0.01 "
-    "--smoothness 1 --gradient-variance 1 --gradient-bound 1 --batch-size 244 --records 2440 "
-    "--dimension 100 --clients 16 --cohort 10 --epsilon 10 --delta 1e-4"
-)
-CHENG = (
-    "plan --iterations --score cheng --total-steps 1000 --learning-rate 0.03 --dimension 1e6 "
-    "--clients 3400 --cohort 136 --epsilon 4"
-)
+RECIPE = """
+seed = 1
+[data]
+source = "synthetic-logistic"
+clients = 60
+examples_per_client = 8
+[training]
+sampling = "everyone"
+rounds = 8
+local_steps = 2
+learning_rate = 1.0
+[privacy]
+epsilon = 8.0
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return str(path)
 
 
 @pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cli.COMMANDS, "plan", "what a budget buys")
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little effort: the command is tested here, not how good the search is."""
+    monkeypatch.setattr(advice, "EFFORT", 1_000.0)
+    monkeypatch.setattr(advice, "PILOT", 1_500.0)
 
 
-def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:
-    assert cli.main([*shlex.split(line), "--json"]) == 0
-    out = capsys.readouterr()
-    assert out.err == ""
-    return json.loads(out.out)
-
-
-def complaint(capsys: pytest.CaptureFixture[str], line: str) -> str:
-    assert cli.main(shlex.split(line)) == 2
-    out = capsys.readouterr()
-    assert out.out == ""
-    assert out.err.startswith("fedveil: ")
-    assert out.err.count("\n") == 1
-    return out.err
-
-
-def test_the_scripted_interface(capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer(capsys, GOLDEN)
-    assert (said["local_steps"], said["rounds"]) == (8, 90)
-    assert said["bound"] == pytest.approx(5.44936, rel=1e-5)
-    assert said["rule_of_thumb"]["local_steps"] == 80
-    assert said["rule_of_thumb"]["bound"] == pytest.approx(250.0, rel=1e-3)
-
-
-def test_the_answer_in_words_comes_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(shlex.split(GOLDEN)) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "8 local steps in each of 90 rounds (720 steps): score 5.449" in out
-    assert "is 45.9 times worse" in out
-    assert "literal rule" in out
-    assert "nothing is proved to be learnt" in out
-
-
-def test_noise_from_a_budget_is_the_corrected_constant(capsys: pytest.CaptureFixture[str]) -> None:
-    """Golden number 20's 158.4 with whole participations: 12 of 120 rounds divide evenly."""
-    said = answer(capsys, BUDGET + " --local-steps 1")
-    plain = BUDGET.split(" --noise laplace")[0] + " --noise-constant 158.4 --growth 2"
-    assert said["bound"] == pytest.approx(answer(capsys, plain + " --local-steps 1")["bound"])
-    zero = answer(capsys, BUDGET + " --local-steps 1 --adjacency zero-out")
-    assert zero["bound"] < said["bound"] / 3.9
-
-
-def test_an_earlier_spending_leaves_less(capsys: pytest.CaptureFixture[str]) -> None:
-    half = answer(capsys, BUDGET + " --spent-epsilon 0.5")
-    same = answer(capsys, BUDGET.replace("--epsilon 1", "--epsilon 0.5"))
-    assert half["bound"] == same["bound"]
-
-
-def test_searches_by_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    free = GOLDEN.replace("--total-steps 720", "").replace("0.01", "0.0001")
-    assert answer(capsys, free + " --local-steps 1")["rounds"] == 295
-    joint = answer(capsys, free + " --max-steps 1000")
-    assert (joint["local_steps"], joint["rounds"]) == (1, 295)
-    both = answer(capsys, GOLDEN + " --local-steps 6")
-    assert (both["local_steps"], both["best"]["local_steps"]) == (6, 8)
-
-
-def test_the_earlier_spelling_still_works(capsys: pytest.CaptureFixture[str]) -> None:
-    earlier = GOLDEN.replace("--strong-convexity", "--mu").replace("--smoothness", "--lambda")
-    assert answer(capsys, earlier) == answer(capsys, GOLDEN)
-    with pytest.raises(SystemExit):
-        cli.main(["plan", "--help"])
-    assert "--lambda" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("line", [HU, CHENG])
-def test_heuristic_scores_are_labelled(capsys: pytest.CaptureFixture[str], line: str) -> None:
-    said = answer(capsys, line)
-    assert said["heuristic"].startswith("heuristic")
-    assert said["rule_of_thumb"] is None
-    cli.main(shlex.split(line))
-    assert "Note: heuristic" in capsys.readouterr().out
-
-
-def test_a_plot_is_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for line, name in (
-        (GOLDEN, "fu.png"),
-        (HU, "hu.png"),
-        (GOLDEN + " --local-steps 6", "six.svg"),
-    ):
-        answer(capsys, f"{line} --plot {tmp_path / name}")
-        assert (tmp_path / name).stat().st_size > 5000
-    assert (tmp_path / "fu.png").read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("--local-steps 7", "not a multiple of local_steps = 7: 714 or 721 would be"),
-        ("--strong-convexity 5", "strong_convexity = 5 is above smoothness = 4"),
-        ("--strong-convexity 0", "strong_convexity"),
-        ("--strong-convexity nan", "strong_convexity"),
-        ("--smoothness inf", "smoothness"),
-        ("--smoothness -4", "smoothness"),
-        ("--gradient-bound -1", "gradient_bound"),
-        ("--gradient-bound 0", "gradient_bound"),
-        ("--heterogeneity -0.1", "heterogeneity"),
-        ("--heterogeneity nan", "heterogeneity"),
-        ("--initial-distance 0", "initial_distance"),
-        ("--noise-constant -1", "noise_constant"),
-        ("--noise-constant inf", "noise_constant"),
-        ("--growth -1", "growth"),
-        ("--growth 3", "growth"),
-        ("--clients 0", "clients"),
-        ("--cohort 0", "cohort"),
-        ("--cohort 5001", "cohort: must be at most clients=5000, got 5001"),
-        ("--total-steps 0", "total_steps"),
-        ("--total-steps -720", "total_steps"),
-        ("--total-steps 1.5", "invalid whole number value: '1.5'"),
-        ("--total-steps inf", "invalid whole number value: 'inf'"),
-        ("--total-steps nan", "invalid whole number value: 'nan'"),
-        ("--total-steps 1e15", "total_steps"),
-        ("--local-steps 0", "local_steps"),
-        ("--max-steps 100", "max_steps"),
-        ("--score best", "invalid choice: 'best'"),
-        ("--noise laplace", "leave out --noise-constant and --growth"),
-        ("--strong-convexity", "expected one argument"),
-        ("--plot /nowhere/at/all.png", "/nowhere/at/all.png"),
-        ("--plot picture.txt", "use .png, .pdf or .svg"),
-    ],
-)
-def test_mistakes_in_one_line(capsys: pytest.CaptureFixture[str], change: str, says: str) -> None:
-    assert says in complaint(capsys, f"{GOLDEN} {change}")
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("--spent-epsilon 1", "the budget (1, 1e-05) is already spent"),
-        ("--spent-epsilon 2", "already spent"),
-        ("--spent-delta 1e-5", "already spent"),
-        ("--spent-epsilon -1", "spent_epsilon"),
-        ("--epsilon 0", "epsilon"),
-        ("--epsilon nan", "epsilon"),
-        ("--delta 1", "delta"),
-        ("--clip-norm 0", "clip_norm"),
-        ("--dimension 0", "dimension"),
-        ("--imbalance 0.5", "imbalance"),
-    ],
-)
-def test_mistakes_about_a_budget(
-    capsys: pytest.CaptureFixture[str], change: str, says: str
+def test_from_recipe_to_recipe(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert says in complaint(capsys, f"{BUDGET} {change}")
+    saved, picture = tmp_path / "best.toml", tmp_path / "search.png"
+    line = ["plan", recipe, "--write", str(saved), "--plot", str(picture), "--json"]
+    assert cli.main(line) == 0
+    out = capsys.readouterr()
+    said = json.loads(out.out)
+    assert "runs" in out.err  # progress
+    best = said["recommended"]
+    assert best == said["options"][0]
+    assert 0.6 < best["expected"]["accuracy"] <= 1
+    assert best["expected"]["accuracy"] > 1 - said["trivial"]
+    assert said["guarantee"]["epsilon"] <= 8.0
+    assert said["proxy"] == "synthetic-logistic (public)"
+    assert [row["rounds"] for row in said["rows"] if row["trust"] == "local"] == [2, 8, 32]
+    assert len(said["theorem"]["times_worse"]) == len(said["options"])
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    text = saved.read_text()
+    assert text.startswith("# Recommended by fedveil plan.\n# Found by ")
+    written = recipes.parse(tomllib.loads(text))
+    assert written.training.local_steps == best["local_steps"]
+    assert written.training.rounds == best["rounds"]
+    assert written.privacy.clip_norm == best["clip_norm"]
+    assert written.privacy.epsilon == 8.0
+    assert written.privacy.tuned_on == ("synthetic-logistic",)
+    runs = ["run", str(saved), "--output", str(tmp_path / "run"), "--json", "--quiet"]
+    assert cli.main(runs) == 0
+    real = json.loads(capsys.readouterr().out)
+    assert real["accuracy"] == pytest.approx(best["expected"]["accuracy"], abs=0.15)
+    assert cli.main(line) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["options"] == said["options"]  # a public seed decides, and no clock
 
 
-def test_what_is_missing_is_listed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    said = complaint(capsys, "plan --iterations --total-steps 10 --strong-convexity 1")
-    for flag in ("--smoothness", "--gradient-bound", "--heterogeneity", "--initial-distance",
-                 "--clients", "--cohort"):  # fmt: skip
-        assert flag in said
-    assert "--strong-convexity," not in said
-    no_budget = "plan --iterations --total-steps 10 --score cheng --clients 10 --cohort 5"
-    assert "--epsilon" in complaint(capsys, no_budget)
-    assert "--iterations" in complaint(capsys, "plan")
+def test_the_answer_in_words(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedveil.cli.plan.extension", lambda group, name: None)
+    assert cli.main(["plan", recipe, "--pilot"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "What to run" in out
+    assert "looks at no input" in out
+    assert "the recipe's own data" in out
+    assert "theorem" not in out  # without the laboratory
+    assert "sampling, adjacency" not in out  # nobody asked
+
+
+def test_what_was_spent_before_is_not_spent_again(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "rest.toml"
+    spent = ["--spent-epsilon", "3", "--spent-delta", "1e-6", "--write", str(saved)]
+    assert cli.main(["plan", recipe, *spent, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["recommended"]["epsilon"] == said["epsilon"] == 5.0
+    assert said["guarantee"]["epsilon"] <= 5.0
+    assert said["guarantee"]["delta"] == said["delta"] == pytest.approx(9e-6)
+    assert tomllib.loads(saved.read_text())["privacy"]["epsilon"] == 5.0
+    assert cli.main(["plan", recipe, *spent[:4], "--feasible", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == said["rows"]
+
+
+def test_laplace_recipes_are_planned_with_laplace_noise(
+    capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    changes = ("training.method=client-noise", "training.sampling=round-robin", "training.rate=1.0",
+               "privacy.noise=laplace", "privacy.delta=0.0")  # fmt: skip
+    line = [recipe, *(part for change in changes for part in ("--set", change))]
+    assert cli.main(["plan", *line, "--feasible", "--trust", "local", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["noise"], said["delta"]) == ("laplace", 0)
+    assert [row["noise_multiplier"] for row in said["rows"]] == pytest.approx([0.5, 2, 8], rel=1e-4)
+
+
+def test_ctrl_c_prints_the_best_so_far(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, original = [], ProxyTrials.__call__
+
+    def stopped(self: ProxyTrials, *args: object) -> object:
+        asked.append(args)
+        if len(asked) > 5:
+            raise KeyboardInterrupt
+        return original(self, *args)
+
+    monkeypatch.setattr(ProxyTrials, "__call__", stopped)
+    assert cli.main(["plan", recipe, "--pilot", "--json"]) == 130
+    said = json.loads(capsys.readouterr().out)
+    assert said["interrupted"]
+    assert not said["recommended"]["expected"]["fresh"]
+    assert said["warnings"]
+    assert len(asked) == 6  # nothing is tried any more
+
+
+def test_a_budget_that_cannot_work_is_said_so_before_any_trial(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr(ProxyTrials, "__call__", never)
+    assert cli.main(["plan", recipe, "--set", "privacy.epsilon=0.001"]) == 2
+    said = capsys.readouterr()
+    assert "clients (now 60)" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_private_file_is_planned_on_made_up_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "private.toml"
+    path.write_text(tomli_w.dumps(recipes.to_table(private_recipe(tmp_path))))
+    assert cli.main(["plan", str(path), "--records", "8", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["proxy"] == "synthetic, 8 records a client"
+    assert said["looked_at"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (["--time", "0"], "--time"),
+        (["--time", "nan"], "--time"),
+        (["--time", "soon"], "--time"),
+        (["--time", "1e-9"], "--time"),
+        (["--pilot", "--feasible"], "--pilot"),
+        (["--spent-epsilon", "8"], "spent"),
+        (["--epsilon", "3"], "--epsilon"),
+        (["--set", "training.method=fedavg"], "training.method"),
+        (["--set", "training.method=dp-sgd", "--feasible"], "training.method"),
+        (["--set", "privacy.noise_multiplier=2"], "privacy.epsilon"),
+        (["--proxy", "nowhere"], "nowhere"),
+        (["--proxy", "nowhere.csv"], "nowhere.csv"),
+        (["--plot", "picture.txt"], "picture.txt"),
+        (["--output", "x"], "--output"),
+    ],
+)
+def test_mistakes_in_one_line(
+    recipe: str, capsys: pytest.CaptureFixture[str], change: list[str], says: str
+) -> None:
+    assert cli.main(["plan", recipe, *change]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("line", [[], ["--proxy", "digits"], ["nothing.toml"]])
+def test_without_a_recipe_it_is_said_what_to_type(
+    line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", *line]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

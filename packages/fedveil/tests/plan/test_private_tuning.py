@@ -14,12 +14,12 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import chisquare, geom
-from tests.plan.pilots import search_of, small_recipe
+from tests.plan.searches import small_recipe, tuner_of
 from tests.plan.test_proxy import private_file, private_recipe
 
 from fedveil import cli
 from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.data.federation import Examples, Federation
+from fedveil.data.federation import Federation
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.guarantee import Guarantee
@@ -150,21 +150,6 @@ def test_noise_without_a_curve_is_refused() -> None:
         tune(capped, [Candidate(2, 8, 1.0, 1.0, 30)])
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3])
-def test_protected_rows_are_no_public_score(share: float) -> None:
-    """Not even if only some of the public examples are clients' own."""
-    recipe = small_recipe()
-    federation = federation_of(recipe.data)
-    proxy = strangers(federation)
-    rows = np.arange(round(share * len(federation.train)))
-    mixed = np.concatenate([proxy.federation.train.inputs, federation.train.inputs[rows]])
-    targets = np.concatenate([proxy.federation.train.targets, federation.train.targets[rows]])
-    train = Examples(mixed, targets)
-    public = replace(proxy.federation, train=train, offsets=np.array([0, len(train)]))
-    with pytest.raises(PrivacyRefusal, match="are also in the protected data"):
-        tuned(recipe, plan_of(recipe, federation), CANDIDATES, Proxy(public, "public"), 3.0)
-
-
 def test_what_scored_the_runs_is_declared() -> None:
     """And that it was public is something that the guarantee rests on."""
     found = tune(small_recipe())
@@ -183,7 +168,7 @@ def test_scores_need_public_data_of_the_same_shape() -> None:
 
 
 def test_settings_are_drawn_with_the_recipes_own_rounds_and_cohort() -> None:
-    space = search_of(small_recipe(**POISSON)).space
+    space = tuner_of(small_recipe(**POISSON)).space
     drawn = settings_to_draw(space)
     assert len(drawn) == private_tuning.SETTINGS
     assert {(c.rounds, c.cohort) for c in drawn} == {(8, 30)}
@@ -228,7 +213,6 @@ def test_the_command_keeps_one_model_and_its_guarantee(
     [
         (["--write", "again.toml"], "one more run"),
         (["--time", "10"], "drawn beforehand"),
-        (["--journal", "trials.jsonl"], "stay secret"),
         (["--plot", "trials.png"], "stay secret"),
         (["--tuning-mean", "0.5"], "mean"),
         (["--spent-epsilon", "1"], "privacy.epsilon"),

@@ -10,21 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from pyarrow import csv, parquet
-from tests.plan.pilots import small_recipe
+from tests.plan.searches import small_recipe
 
-from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
+from fedveil.data.partition import SortedSlices
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
-from fedveil.tune.from_recipe import local_steps_of
-from fedveil.tune.pilot import Search
-from fedveil.tune.proxy import check_federations, proxy_of, some_clients, with_look
-from fedveil.tune.recommend import findings
-from fedveil.tune.space import space_of
-from fedveil.tune.synthetic_proxy import synthetic_proxy
-from fedveil.tune.trials import ProxyTrials
+from fedveil.tune.advice import advise, local_steps_of, prepare
+from fedveil.tune.proxy import NotPublic, proxy_of, some_clients, with_look
+from fedveil.tune.synthetic_proxy import Scales, synthetic_proxy
 
 SCHEMA = """
 [columns.x]
@@ -70,75 +66,54 @@ def private_recipe(folder: Path, seed: int = 0, records: int = 6, **changes: obj
     return recipes.with_defaults(recipes.parse(table))
 
 
-def test_a_pilot_knows_nothing_of_private_values_and_sizes(tmp_path: Path) -> None:
+def test_a_plan_knows_nothing_of_private_values_and_sizes(tmp_path: Path) -> None:
     """Two files of the same columns and clients, everything else different: the same answer."""
-    answers = []
+    answers, sizes = [], []
     for seed, records in ((0, 6), (1, 20)):
         recipe = private_recipe(tmp_path, seed, records)
-        federation = federation_of(recipe.data)
-        proxy = proxy_of(recipe, "synthetic", federation)
-        trials = ProxyTrials(recipe, plan_of(recipe, federation), proxy)
-        search = Search(trials, space_of(trials, 2), 4.0, work=20_000)
-        found = findings(search)
-        answers.append((found.options, found.warnings, len(federation.train)))
-    assert answers[0][:2] == answers[1][:2]
-    assert answers[0][2] != answers[1][2]  # they did differ
+        sizes.append(len(federation_of(recipe.data).train))
+        found = advise(prepare(recipe, effort=1_500))
+        answers.append((found.options, found.warnings))
+        assert found.looked_at == ()
+        assert found.proxy.startswith("synthetic")
+    assert answers[0] == answers[1]
+    sizes = [
+        len(federation_of(private_recipe(tmp_path, s, r).data).train) for s, r in ((0, 6), (1, 20))
+    ]
+    assert sizes[0] != sizes[1]  # they did differ
 
 
-def test_a_private_file_is_no_proxy(tmp_path: Path) -> None:
+def test_what_is_no_proxy(tmp_path: Path) -> None:
     recipe = private_recipe(tmp_path)
     federation = federation_of(recipe.data)
-    with pytest.raises(ConfigError, match=r"is private.*synthetic"):
-        proxy_of(recipe, None, federation)
-    with pytest.raises(ConfigError, match="no such file"):
-        proxy_of(recipe, "nowhere.csv", federation)
-    with pytest.raises(ConfigError, match="unknown"):
-        proxy_of(recipe, "nowhere", federation)
+    for name in ("nowhere.csv", "nowhere"):
+        with pytest.raises(ConfigError, match="nowhere"):
+            proxy_of(recipe, name, federation)
 
 
-def test_the_private_file_is_no_proxy_under_any_name(tmp_path: Path) -> None:
-    """The file, links to it, a copy, a copy in another format or order, and a good part of it."""
+def test_the_private_file_is_no_proxy_under_another_name(tmp_path: Path) -> None:
     recipe = private_recipe(tmp_path, records=10)
     private, federation = Path(recipe.data.file), federation_of(recipe.data)
     (tmp_path / "soft.csv").symlink_to(private)
     (tmp_path / "hard.csv").hardlink_to(private)
-    (tmp_path / "copy.csv").write_bytes(private.read_bytes())
-    head, *rows = private.read_text().splitlines()
-    strangers = private_file(tmp_path, "other.csv", seed=7, records=10).read_text().splitlines()
-    (tmp_path / "order.csv").write_text("\n".join([head, *reversed(rows)]))
-    (tmp_path / "renamed.csv").write_text(
-        "\n".join([head, *(f"somebody{row}" for row in rows)])  # other names for the clients
-    )
-    (tmp_path / "some.csv").write_text("\n".join([*strangers, *rows[: len(rows) // 4]]))
-    parquet.write_table(csv.read_csv(private), tmp_path / "table.parquet")
-    names = ("soft.csv", "hard.csv", "copy.csv", "order.csv", "renamed.csv", "some.csv")
-    for name in (private.name, *names, "table.parquet"):
-        with pytest.raises(
-            PrivacyRefusal, match=r"the private file itself|are also in the protected data"
-        ):
+    for name in (private.name, "soft.csv", "hard.csv"):
+        with pytest.raises(NotPublic):
             proxy_of(recipe, str(tmp_path / name), federation)
 
 
-def test_a_named_source_that_holds_the_private_rows_is_no_proxy(tmp_path: Path) -> None:
-    """By what a model sees: the same examples out of a file with other columns."""
-    federation = federation_of(small_recipe().data)
-    inputs, targets = federation.train.inputs, federation.train.targets
-    names = [f"x{i}" for i in range(inputs.shape[1])]
-    lines = [",".join(["who", "y", *names])]
-    clients = np.repeat(np.arange(federation.clients), federation.sizes)
-    for who, row, y in zip(clients, inputs, targets, strict=True):
-        lines.append(",".join([str(who), f"c{y}", *(repr(float(v)) for v in row)]))
-    (tmp_path / "private.csv").write_text("\n".join(lines))
-    numbers = "".join(f'[columns.{n}]\ntype = "number"\nmean = 0\nstd = 1\n' for n in names)
-    label = '[columns.y]\ntype = "category"\ncategories = ["c0", "c1"]\n'
-    (tmp_path / "schema.toml").write_text(numbers + label)
-    data = {"file": str(tmp_path / "private.csv"), "client_column": "who", "label": "y"}
-    data["schema"] = str(tmp_path / "schema.toml")
-    recipe = recipes.with_defaults(recipes.parse({"data": data, "privacy": {"epsilon": 4.0}}))
-    held = federation_of(recipe.data)
-    public = replace(federation, name="public")
-    with pytest.raises(PrivacyRefusal, match="are also in the protected data"):
-        check_federations(public, held, "public")
+def test_rows_that_a_proxy_shares_with_the_private_file_decide_nothing(tmp_path: Path) -> None:
+    """A refusal would tell whoever brings a row that it is there; that it is public is declared."""
+    public = private_file(tmp_path, "public.csv", seed=7, records=10)
+    head, *rows = public.read_text().splitlines()
+    found = []
+    for seed, shared in ((0, 0), (0, 1), (0, len(rows))):
+        recipe = private_recipe(tmp_path, seed=seed, records=10)
+        private = Path(recipe.data.file)
+        own = private.read_text().splitlines()
+        private.write_text("\n".join([head, *rows[:shared], *own[1 + shared :]]) + "\n")
+        proxy = proxy_of(recipe, str(public), federation_of(recipe.data))
+        found.append((proxy.source, proxy.notes, proxy.looked_at, len(proxy.federation.train)))
+    assert found[0] == found[1] == found[2]
 
 
 def test_settings_chosen_on_the_protected_data_certify_nothing() -> None:
@@ -247,6 +222,39 @@ def test_made_up_targets_can_partly_be_predicted(task: Task) -> None:
     assert 0.05 < left < 0.7
     if task is Task.REGRESSION:
         assert np.std(made.train.targets) == pytest.approx(1.0, rel=0.5)
+
+
+def test_made_up_targets_have_the_scale_and_the_dealing_of_the_recipe() -> None:
+    """Sorted by a target of mean 12: clients agree within themselves, and not with each other."""
+    like = shaped(50, (6,), Task.REGRESSION, 0)
+    scales = Scales(np.array([np.arange(6.0), 1 + np.arange(6.0)]), (12.0, 3.0))
+    plain = synthetic_proxy(like, 20, scales=scales)
+    dealt = synthetic_proxy(like, 20, scales=scales, partition=SortedSlices(50))
+    for made in (plain, dealt):
+        assert np.mean(made.train.targets) == pytest.approx(12, abs=1.5)
+        assert np.std(made.train.targets) == pytest.approx(3, rel=0.2)
+        assert made.train.inputs.mean(axis=0) == pytest.approx(np.arange(6.0), abs=1)
+        assert made.train.inputs.std(axis=0) == pytest.approx(1 + np.arange(6.0), rel=0.25)
+        assert made.clients == 50
+    within = [made.train.targets.reshape(50, 20).std(axis=1).mean() for made in (plain, dealt)]
+    assert within[1] < 0.2 < 2 < within[0]
+    again = Scales.of(dealt)
+    assert again.target == pytest.approx((12, 3), rel=0.2)
+
+
+def test_a_source_s_own_dealing_is_the_proxy_s() -> None:
+    recipe = small_recipe(data__source="digits", data__clients=20, data__partition="dirichlet")
+    recipe = recipes.parse(recipes.to_table(recipe), ["data.alpha=0.05"])
+    skewed = proxy_of(recipe, "synthetic", federation_of(recipe.data)).federation
+    even = recipes.parse(recipes.to_table(recipe), ["data.partition=iid"])
+    even = replace(even, data=replace(even.data, alpha=None))
+    mixed = proxy_of(even, "synthetic", federation_of(even.data)).federation
+
+    def classes(made: Federation) -> float:
+        parts = _parts(made.offsets)
+        return float(np.mean([len(set(made.train.targets[a:b].tolist())) for a, b in parts]))
+
+    assert classes(skewed) < 0.6 * classes(mixed)
 
 
 def test_no_made_up_sequences() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import ks_2samp
-from tests.plan.pilots import small_recipe, trials_of
+from tests.plan.searches import small_recipe, trials_of
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
@@ -146,6 +146,26 @@ def test_clients_that_cost_nothing_all_take_part() -> None:
     assert small.share(candidate, 1 / 9) == 1.0
     large = trials_of(small_recipe(model__name="mlp", model__hidden=[2000], **SOME))
     assert large.share(candidate, 1 / 3) == 1 / 3
+
+
+def test_a_method_under_a_secure_sum_can_be_tried() -> None:
+    """Hu's recipe on Adult in small: nobody's sum is hidden in a trial."""
+    secure = {"aggregation__secure": "ideal", "model__input_norm": 3.0, "training__batch_size": 4}
+    changes = {"training__method": "gradient-noise", "training__sampling": "balanced", **SOME}
+    outcome = trials_of(small_recipe(**changes, **secure))(
+        Trial(Candidate(2, 4, 0.3, 1.0, 30), 8.0, 1.0, 0)
+    )
+    assert math.isfinite(outcome.loss)
+
+
+def test_a_large_loss_is_a_result() -> None:
+    """Under much noise all settings end far above the start, and must still be ranked."""
+    recipe = small_recipe(**LOCAL, data__source="synthetic-linear", privacy__noise="laplace")
+    few, many = (
+        trials_of(recipe)(Trial(Candidate(1, rounds, 0.5, 50.0, 30), 0.5, 1.0, 0)).loss
+        for rounds in (2, 8)
+    )
+    assert 1e3 < few < many < math.inf
 
 
 def test_what_diverges_is_the_worst_of_all() -> None:

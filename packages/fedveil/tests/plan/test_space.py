@@ -5,28 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.plan.pilots import small_recipe
+from tests.plan.searches import BOWL, small_recipe
 
 from fedveil.planning import recipe as recipes
+from fedveil.planning.recipe import Recipe
 from fedveil.privacy.sampling import RoundRobin
-from fedveil.tune.space import Space
+from fedveil.tune.space import Point, RecipeSpace
 from fedveil.tune.trials import Candidate, recipe_with_settings
 
 FULL = Candidate(3, 40, 0.2, 1.5, 50, 0.1, 1.0, 0.4, 0.7)
 unit = st.floats(0, 1)
 
 
-def place(space: Space, at: list[float]) -> dict[str, float]:
+def place(space: RecipeSpace, at: list[float]) -> dict[str, float]:
     """A point of the box by its height along every side."""
     box = space.box.items()
     return {name: low + x * (high - low) for x, (name, (low, high)) in zip(at, box, strict=True)}
 
 
-def spaces() -> st.SearchStrategy[Space]:
+def spaces() -> st.SearchStrategy[RecipeSpace]:
     return st.builds(
-        Space,
+        RecipeSpace,
+        st.just(small_recipe()),
         st.just(FULL),
         st.integers(120, 5000),
         st.integers(50, 2000),
@@ -39,7 +41,7 @@ def spaces() -> st.SearchStrategy[Space]:
 
 @given(spaces(), st.lists(unit, min_size=9, max_size=9))
 @settings(max_examples=200, deadline=None)
-def test_every_point_of_the_box_is_a_legal_candidate(space: Space, at: list[float]) -> None:
+def test_every_point_of_the_box_is_a_legal_candidate(space: RecipeSpace, at: list[float]) -> None:
     candidate = space.candidate(place(space, at))
     assert 1 <= candidate.local_steps <= space.most_steps
     assert candidate.rounds >= 1
@@ -54,7 +56,7 @@ def test_every_point_of_the_box_is_a_legal_candidate(space: Space, at: list[floa
 
 @given(spaces(), st.lists(unit, min_size=9, max_size=9))
 @settings(max_examples=200, deadline=None)
-def test_a_candidate_stands_where_it_came_from(space: Space, at: list[float]) -> None:
+def test_a_candidate_stands_where_it_came_from(space: RecipeSpace, at: list[float]) -> None:
     """Rounding aside: three digits of rates and clips, whole steps, rounds and doublings."""
     candidate = space.candidate(place(space, at))
     again = space.candidate(space.point(candidate))
@@ -75,7 +77,8 @@ def test_rounds_by_turns_waste_no_participation(
     """One more round would cost everybody's noise one more participation."""
     base = Candidate(1, most, 0.1, 1.0, cohort)
     fixed = frozenset({"cohort", "local_steps", "stride", "clip_norm"})
-    space = Space(base, most, clients, 1.0, True, fixed, by_turns=True)
+    space = RecipeSpace(small_recipe(), base, most, clients, 1.0, True, fixed, by_turns=True)
+    assume({"total": total} != space.start)  # the recipe's own rounds stay
     rounds = space.candidate({"total": total}).rounds
     sampler = RoundRobin(clients, cohort)
     here, next_one = (sampler.max_participations(r) for r in (rounds, rounds + 1))
@@ -85,7 +88,7 @@ def test_rounds_by_turns_waste_no_participation(
 def test_a_clip_of_gradients_does_not_grow_with_the_steps() -> None:
     fixed = frozenset({"clip_norm", "total", "cohort"})
     base = Candidate(1, 64, 0.1, 1.0, 10)
-    gradients = Space(base, 64, 100, 1.0, True, fixed)
+    gradients = RecipeSpace(small_recipe(), base, 64, 100, 1.0, True, fixed)
     longer = {"local_steps": 3.0, "stride": 3.0}  # at the same rate
     updates = replace(gradients, clips_gradients=False)
     assert gradients.candidate(longer).clip_norm == 1.0
@@ -93,9 +96,11 @@ def test_a_clip_of_gradients_does_not_grow_with_the_steps() -> None:
 
 
 def test_only_what_a_method_has_is_searched() -> None:
-    plain = Space(Candidate(1, 10, 0.1, 1.0), 10, 100, 1.0, False)
+    plain = RecipeSpace(small_recipe(), Candidate(1, 10, 0.1, 1.0), 10, 100, 1.0, False)
     assert tuple(plain.box) == ("local_steps", "total", "stride", "clip_norm")
-    assert tuple(Space(FULL, 120, 100, 1.0, False, frozenset({"total"})).box) == (
+    assert tuple(
+        RecipeSpace(small_recipe(), FULL, 120, 100, 1.0, False, frozenset({"total"})).box
+    ) == (
         *("local_steps", "cohort", "stride", "clip_norm", "server_learning_rate"),
         *("smoothing", "penalty", "sparsity"),
     )
@@ -117,27 +122,80 @@ def test_a_candidate_becomes_a_recipe_and_nothing_else_changes() -> None:
 
 
 def test_candidates_are_spread_over_the_box() -> None:
-    space = Space(Candidate(1, 64, 0.1, 1.0, 40), 64, 400, 1.0, clips_gradients=True)
-    found = space.spread(40, seed=0)
+    found = [BOWL.candidate(point) for point in BOWL.spread(40, seed=0)]
     assert len(set(found)) == 40
     assert {c.local_steps for c in found} >= {1, 2, 4}
     rates = [c.learning_rate for c in found]
     assert min(rates) < 0.015 < 0.7 < max(rates)
-    assert space.spread(40, seed=0) == found
-    assert space.spread(40, seed=1) != found
+    assert BOWL.spread(40, seed=0) == BOWL.spread(40, seed=0) != BOWL.spread(40, seed=1)
 
 
-@given(spaces(), st.lists(unit, min_size=9, max_size=9))
-@settings(max_examples=50, deadline=None)
-def test_neighbours_are_near_and_legal(space: Space, at: list[float]) -> None:
-    here = space.candidate(place(space, at))
-    found = space.neighbours(here)
-    assert here not in found
-    assert len(set(found)) == len(found) > 4
-    assert all(other.total_steps <= space.most_steps for other in found)
-    origin = space.point(here)
-    for other in found:  # an eighth of the box along one side, and what rounding adds
-        there = space.point(other)
-        sides = space.box.items()
-        moves = [abs(there[n] - origin[n]) / (high - low) for n, (low, high) in sides]
-        assert sorted(moves)[-3] < 0.35
+@given(spaces(), st.lists(unit, min_size=9, max_size=9), st.sampled_from([1, -1, 0.5, -0.5]))
+@settings(max_examples=100, deadline=None)
+def test_a_small_step_changes_one_thing(space: RecipeSpace, at: list[float], steps: float) -> None:
+    here = place(space, at)
+    for name, (low, high) in space.box.items():
+        there = space.moved(here, name, steps)
+        if there is None:  # the box ends first
+            continue
+        assert {n for n in here if here[n] != there[n]} == {name}
+        assert low <= there[name] <= high
+        assert (there[name] - here[name]) * steps > 0
+        assert space.candidate(there) != space.candidate(here)
+
+
+def test_the_start_is_the_recipe_itself() -> None:
+    """Digits that rounding would take away stay."""
+    base = Candidate(3, 40, 0.123456, 1.98765, 50)
+    space = RecipeSpace(small_recipe(), base, 120, 100, 0.7, False)
+    assert space.candidate(space.start) == base
+
+
+SERVER = replace(BOWL, base=Candidate(2, 8, 0.5, 1.0))
+
+
+def recipe(*more: str) -> Recipe:
+    return recipes.with_defaults(recipes.parse({}, ["privacy.clip_norm=1", *more], {"seed": 1}))
+
+
+def server_changes(*more: str) -> list[Point]:
+    space = replace(SERVER, recipe=recipe(*more))
+    return list(space.server_changes(space.start))
+
+
+def test_momentum_a_falling_rate_and_a_tracked_clip_are_tried() -> None:
+    def tried(*more: str) -> set[tuple[object, ...]]:
+        names = ("server_momentum", "server_schedule", "clip_quantile")
+        return {tuple(point.get(name) for name in names) for point in server_changes(*more)}
+
+    momenta = {(0.5, None, None), (0.9, None, None)}
+    falling, clips = {(None, "linear", None)}, {(None, None, 0.2), (None, None, 0.5)}
+    assert tried() == momenta | falling | clips
+    assert tried("server.momentum=0.7") == falling | clips
+    assert tried("server.schedule=cosine") == momenta | clips
+    assert tried("server.optimizer=adam") == clips
+    assert tried("privacy.clip_quantile=0.5") == momenta | falling
+    # Noise that cancels needs one clip, and is fitted to the momentum that there is.
+    assert tried("privacy.correlated=optimised", "training.cohort=10") == falling
+    assert tried("training.method=dp-sgd", "training.batch_size=8") == momenta | falling
+
+
+def test_all_rounds_lead_as_far_as_before() -> None:
+    """An update that lasts moves the weights by rate / (1 - momentum) a round, by half of it on
+    average under a linear schedule."""
+    for point in server_changes("server.learning_rate=0.8"):
+        candidate = SERVER.candidate(point)
+        server = recipe_with_settings(recipe("server.learning_rate=0.8"), candidate).server
+        half = 0.5 if server.schedule == "linear" else 1.0
+        assert half * server.learning_rate / (1 - server.momentum) == pytest.approx(0.8)
+        longer = SERVER.moved(point, "local_steps", 1)  # what was taken is kept
+        assert longer is not None
+        moved = SERVER.candidate(longer)
+        assert moved.server_momentum == candidate.server_momentum
+        assert moved.server_learning_rate == candidate.server_learning_rate
+
+
+def test_a_tracked_clip_does_not_rise() -> None:
+    tracked = replace(SERVER.base, clip_norm=0.7, clip_quantile=0.2)
+    chosen = recipe_with_settings(recipe(), tracked).privacy
+    assert (chosen.clip_norm, chosen.clip_quantile, chosen.clip_highest) == (0.7, 0.2, 0.7)

@@ -39,314 +39,196 @@ def fail(capsys: pytest.CaptureFixture[str], line: str) -> str:
     return err
 
 
-@pytest.mark.parametrize(
-    ("line", "epsilon", "expected"),
-    [
-        (
-            "account --noise-multiplier 1.0 --sampling poisson --rate 0.05 --rounds 200 "
-            "--delta 2.34e-4",
-            3.7005,
-            {"sampling": "poisson", "adjacency": "zero-out", "accountant": "pld"},
-        ),
-        (
-            "account --noise-multiplier 2.0 --sampling fixed --clients 2000 --cohort 100 "
-            "--rounds 200 --delta 2.34e-4",
-            4.3138,
-            {"sampling": "fixed", "adjacency": "replace", "noise_multiplier": 2.0},
-        ),
-        (
-            "account --noise-multiplier 3.0 --trust local --adjacency replace --rounds 7 "
-            "--delta 1e-6",
-            9.4570,
-            {"sampling": "everyone", "accountant": "exact", "participations": 7},
-        ),
-        (
-            "account --noise-multiplier 1.8981 --trust distributed --clients 10 --rounds 10 "
-            "--delta 1e-5 --honest-shares 5",
-            12.256,
-            {"adjacency": "zero-out", "certified": False, "honest_shares": 5},
-        ),
-        (
-            "account --noise-multiplier 1.8981 --trust distributed --clients 10 --rounds 10 "
-            "--delta 1e-5 --colluders 5",
-            12.256,
-            {"honest_shares": 5},
-        ),
-        (
-            "account --mechanism laplace --scale-multiplier 10 --sampling round-robin "
-            "--clients 100 --cohort 10 --rounds 100 --trust local --adjacency zero-out --delta 0",
-            1.0,
-            {"accountant": "pure", "participations": 10, "certified": True},
-        ),
-        (
-            "account --scale-multiplier 100 --trust local --rounds 100 --delta 1e-5",
-            0.7146,
-            {"accountant": "pld", "adjacency": "replace"},
-        ),
-        ("account --rho 0.5 --trust local --rounds 1 --delta 1e-5", 4.7285, {"accountant": "rdp"}),
-        (
-            "account --mechanism discrete-gaussian-sum --clip-norm 1 --granularity 0.015625 "
-            "--share-std 0.1 --shares 100 --dimension 4096 --trust distributed --rounds 10 "
-            "--delta 1e-5",
-            22.289,
-            {"certified": True, "honest_shares": 100},
-        ),
-        (
-            "account --mechanism discrete-gaussian --noise-multiplier 1 --trust local "
-            "--adjacency zero-out --rounds 1 --delta 1e-5",
-            4.7285,
-            {"certified": True},
-        ),
-        (
-            "account --noise-multiplier 3 --sampling balanced --clients 16 --cohort 10 --rounds 20 "
-            "--delta 1e-4",
-            None,
-            {"participations": 13, "adjacency": "zero-out"},
-        ),
-        (
-            "account --noise-multiplier 1.348 --rate 0.04 --cap 196 --clients 3400 --rounds 1000 "
-            "--delta 2.9e-4",
-            4.006,
-            {"sampling": "capped-poisson"},
-        ),
-        (
-            "account --noise-multiplier 1 --rate 0.05 --rounds 200 --delta 2.34e-4 "
-            "--tuning-mean 10 --tuning-repeats logarithmic",
-            7.220,
-            {"accountant": "rdp"},
-        ),
-        (
-            "account --noise-multiplier 1 --rate 0.05 --rounds 200 --delta 2.34e-4 "
-            "--tuning-runs 25",
-            25.59,
-            {},
-        ),
-        (
-            "account --noise-multiplier 1 --rate 0.05 --clients 2000 --rounds 200",
-            None,
-            {"delta": 1e-5},
-        ),
-        (
-            "account --noise-multiplier 1 --rate 0.05 --rounds 2 --delta 1e-5 --entropy seeded",
-            None,
-            {"certified": False, "entropy": "seeded"},
-        ),
-    ],
-)
+def cases(table: str) -> list[tuple[list[str], str]]:
+    """What is expected, and the command that is indented below it."""
+    found: list[tuple[list[str], str]] = []
+    for line in table.strip().splitlines():
+        if line.startswith(" "):
+            found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}".strip())
+        else:
+            found.append((line.split(), ""))
+    return found
+
+
+DESCRIBED = """
+3.7005 sampling=poisson adjacency=zero-out accountant=pld
+    --noise-multiplier 1.0 --sampling poisson --rate 0.05 --rounds 200 --delta 2.34e-4
+4.3138 sampling=fixed adjacency=replace noise_multiplier=2.0
+    --noise-multiplier 2.0 --sampling fixed --clients 2000 --cohort 100 --rounds 200 --delta
+    2.34e-4
+9.457 sampling=everyone accountant=exact participations=7
+    --noise-multiplier 3.0 --trust local --adjacency replace --rounds 7 --delta 1e-6
+12.256 adjacency=zero-out certified=false honest_shares=5
+    --noise-multiplier 1.8981 --trust distributed --clients 10 --rounds 10 --delta 1e-5
+    --honest-shares 5
+12.256 honest_shares=5
+    --noise-multiplier 1.8981 --trust distributed --clients 10 --rounds 10 --delta 1e-5
+    --colluders 5
+1.0 accountant=pure participations=10 certified=true
+    --mechanism laplace --scale-multiplier 10 --sampling round-robin --clients 100 --cohort 10
+    --rounds 100 --trust local --adjacency zero-out --delta 0
+0.7146 accountant=pld adjacency=replace
+    --scale-multiplier 100 --trust local --rounds 100 --delta 1e-5
+4.7285 accountant=rdp
+    --rho 0.5 --trust local --rounds 1 --delta 1e-5
+22.289 certified=true honest_shares=100
+    --mechanism discrete-gaussian-sum --clip-norm 1 --granularity 0.015625 --share-std 0.1
+    --shares 100 --dimension 4096 --trust distributed --rounds 10 --delta 1e-5
+4.7285 certified=true
+    --mechanism discrete-gaussian --noise-multiplier 1 --trust local --adjacency zero-out
+    --rounds 1 --delta 1e-5
+- participations=13 adjacency=zero-out
+    --noise-multiplier 3 --sampling balanced --clients 16 --cohort 10 --rounds 20 --delta 1e-4
+4.006 sampling=capped-poisson
+    --noise-multiplier 1.348 --rate 0.04 --cap 196 --clients 3400 --rounds 1000 --delta 2.9e-4
+7.22 accountant=rdp
+    --noise-multiplier 1 --rate 0.05 --rounds 200 --delta 2.34e-4 --tuning-mean 10
+    --tuning-repeats logarithmic
+25.59
+    --noise-multiplier 1 --rate 0.05 --rounds 200 --delta 2.34e-4 --tuning-runs 25
+- delta=1e-05
+    --noise-multiplier 1 --rate 0.05 --clients 2000 --rounds 200
+- certified=false entropy=seeded
+    --noise-multiplier 1 --rate 0.05 --rounds 2 --delta 1e-5 --entropy seeded
+"""
+
+
+@pytest.mark.parametrize(("said", "line"), cases(DESCRIBED))
 def test_described_mechanisms(
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    epsilon: float | None,
-    expected: dict[str, object],
+    capsys: pytest.CaptureFixture[str], said: list[str], line: str
 ) -> None:
-    document = run(capsys, line)
+    document = run(capsys, f"account {line}")
     assert set(document) >= KEYS
-    if epsilon is not None:
-        assert document["epsilon"] == pytest.approx(epsilon, rel=0.005)
-    for name, value in expected.items():
-        assert document[name] == value
+    epsilon, *expected = said
+    if epsilon != "-":
+        assert document["epsilon"] == pytest.approx(float(epsilon), rel=0.005)
+    for name, _, value in (one.partition("=") for one in expected):
+        shown = document[name]
+        assert (shown if isinstance(shown, str) else json.dumps(shown)) == value
     assert document["epsilon"] == min(document["alternatives"].values())
     assert Guarantee.from_dict(document).epsilon == document["epsilon"]
 
 
-@pytest.mark.parametrize(
-    ("line", "name", "value"),
-    [
-        (
-            "calibrate --epsilon 4 --delta 1e-5 --sampling poisson --rate 0.01 --rounds 1000",
-            "noise_multiplier",
-            0.7347,
-        ),
-        (
-            "calibrate --epsilon 8 --delta 1e-5 --trust distributed --rounds 10",
-            "noise_multiplier",
-            1.8981,
-        ),
-        (
-            "calibrate --epsilon 1 --delta 0 --mechanism laplace --trust local --rounds 10",
-            "scale_multiplier",
-            20.0,
-        ),
-        (
-            "calibrate --epsilon 4 --delta 1e-4 --sampling fixed --clients 2000 --cohort 100 "
-            "--rounds 50",
-            "noise_multiplier",
-            None,
-        ),
-        (
-            "calibrate --epsilon 8 --delta 1e-5 --mechanism discrete-gaussian-sum --clip-norm 1 "
-            "--granularity 0.001 --shares 100 --dimension 1024 --trust distributed --rounds 10",
-            "share_std",
-            None,
-        ),
-        (
-            "calibrate --find rounds --epsilon 2 --delta 1e-5 --noise-multiplier 1.1 --rate 0.01",
-            "rounds",
-            None,
-        ),
-        (
-            "calibrate --find rounds --epsilon 2 --delta 1e-4 --noise-multiplier 9 --trust "
-            "distributed --sampling balanced --clients 50 --cohort 5",
-            "rounds",
-            None,
-        ),
-        (
-            "calibrate --find rate --epsilon 2 --delta 1e-5 --noise-multiplier 1.1 --rounds 100",
-            "rate",
-            None,
-        ),
-        (
-            "calibrate --find rate --epsilon 2 --delta 1e-4 --noise-multiplier 2 --rounds 100 "
-            "--sampling fixed --clients 1000",
-            "cohort",
-            None,
-        ),
-    ],
-)
-def test_calibrations(
-    capsys: pytest.CaptureFixture[str], line: str, name: str, value: float | None
-) -> None:
-    document = run(capsys, line)
+CALIBRATED = """
+0.7347 noise_multiplier
+    --epsilon 4 --delta 1e-5 --sampling poisson --rate 0.01 --rounds 1000
+1.8981 noise_multiplier
+    --epsilon 8 --delta 1e-5 --trust distributed --rounds 10
+20.0 scale_multiplier
+    --epsilon 1 --delta 0 --mechanism laplace --trust local --rounds 10
+- noise_multiplier
+    --epsilon 4 --delta 1e-4 --sampling fixed --clients 2000 --cohort 100 --rounds 50
+- share_std
+    --epsilon 8 --delta 1e-5 --mechanism discrete-gaussian-sum --clip-norm 1 --granularity 0.001
+    --shares 100 --dimension 1024 --trust distributed --rounds 10
+- rounds
+    --find rounds --epsilon 2 --delta 1e-5 --noise-multiplier 1.1 --rate 0.01
+- rounds
+    --find rounds --epsilon 2 --delta 1e-4 --noise-multiplier 9 --trust distributed --sampling
+    balanced --clients 50 --cohort 5
+- rate
+    --find rate --epsilon 2 --delta 1e-5 --noise-multiplier 1.1 --rounds 100
+- cohort
+    --find rate --epsilon 2 --delta 1e-4 --noise-multiplier 2 --rounds 100 --sampling fixed
+    --clients 1000
+"""
+
+
+@pytest.mark.parametrize(("said", "line"), cases(CALIBRATED))
+def test_calibrations(capsys: pytest.CaptureFixture[str], said: list[str], line: str) -> None:
+    document, (value, name) = run(capsys, f"calibrate {line}"), said
     assert set(document) >= KEYS | {"target_epsilon", "found"}
     assert document["epsilon"] <= document["target_epsilon"]
     assert document["epsilon"] >= 0.95 * document["target_epsilon"]
-    if value is not None:
-        assert document["found"][name] == pytest.approx(value, rel=0.002)
+    if value != "-":
+        assert document["found"][name] == pytest.approx(float(value), rel=0.002)
     assert list(document["found"]) == [name]
 
 
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        ("account", "--rounds"),
-        ("account --rounds 10", "--noise-multiplier"),
-        ("account --rounds 10 --noise-multiplier 1", "--delta"),
-        ("account --rounds ten --noise-multiplier 1 --delta 1e-5", "--rounds"),
-        ("account --rounds -3 --noise-multiplier 1 --delta 1e-5", "rounds"),
-        ("account --rounds 3 --noise-multiplier -1 --delta 1e-5", "noise_multiplier"),
-        ("account --rounds 3 --noise-multiplier nan --delta 1e-5", "noise_multiplier"),
-        ("account --rounds 3 --noise-multiplier inf --delta 1e-5", "noise_multiplier"),
-        ("account --rounds 3 --noise-multiplier 1 --delta nan", "delta"),
-        ("account --rounds 3 --noise-multiplier 1 --delta 1", "delta"),
-        ("account --rounds 3 --noise-multiplier 1 --delta 0.5 --population 10", "delta"),
-        ("account --rounds 3 --noise-multiplier 1 --delta .1 --rate 1.5", "rate"),
-        ("account --rounds 3 --noise-multiplier 1 --delta .1 --rate 0.1 --cohort 3", "--cohort"),
-        ("account --rounds 3 --noise-multiplier 1 --delta .1 --sampling poisson", "--rate"),
-        ("account --rounds 3 --noise-multiplier 1 --delta .1 --sampling fixed", "--clients"),
-        (
-            "account --rounds 3 --noise-multiplier 1 --delta .1 --sampling fixed --clients 5 "
-            "--cohort 9",
-            "cohort",
-        ),
-        (
-            "account --rounds 3 --noise-multiplier 1 --delta .1 --sampling everyone --rate 1",
-            "--rate",
-        ),
-        (
-            "account --rounds 3 --noise-multiplier 1 --rho 1 --delta 1e-5 --mechanism zcdp",
-            "--noise",
-        ),
-        ("account --rounds 3 --noise-multiplier 1 --delta .1 --trust blind", "--trust"),
-        (
-            "account --rounds 3 --noise-multiplier 1 --delta 1e-3 --trust local --rate 0.1",
-            "sampling",
-        ),
-        ("account --rounds 3 --noise-multiplier 1 --delta .1 --tuning-mean 0.5", "mean"),
-        (
-            "account --rounds 3 --noise-multiplier 1 --delta .1 --tuning-mean 2 --tuning-runs 2",
-            "--tuning-runs",
-        ),
-        ("account --rounds 3 --noise-multiplier 1 --delta .1 --banana 3", "--banana"),
-        (
-            "account --rounds 3 --noise-multiplier 1 --delta .1 --participations 4",
-            "participations",
-        ),
-        ("account --rounds 999999999999999999999 --noise-multiplier 1 --delta 1e-5", "rounds"),
-        ("account --paper hu --rounds 3 --delta 1e-5", "--clients"),
-        ("calibrate --delta 1e-5 --rounds 3", "--epsilon"),
-        ("calibrate --epsilon 0 --delta 1e-5 --rounds 3", "epsilon"),
-        ("calibrate --epsilon -1 --delta 1e-5 --rounds 3", "epsilon"),
-        ("calibrate --epsilon 1 --delta 1e-5", "--rounds"),
-        (
-            "calibrate --epsilon 1 --delta 1e-5 --rounds 3 --noise-multiplier 2",
-            "--noise-multiplier",
-        ),
-        ("calibrate --epsilon 1 --delta 1e-5 --rounds 3 --mechanism zcdp", "zcdp"),
-        ("calibrate --find rounds --epsilon 1 --delta 1e-5 --rounds 3", "--rounds"),
-        ("calibrate --find rate --epsilon 1 --delta 1e-5 --rounds 3 --rate 0.1", "--rate"),
-        (
-            "calibrate --find rounds --epsilon 0.01 --delta 1e-9 --noise-multiplier 0.1 --rate 0.9",
-            "single round",
-        ),
-        ("calibrate --epsilon 1 --delta 0 --rounds 3", "no amount of noise"),
-    ],
-)
+USUAL = "--rounds 3 --noise-multiplier 1 --delta .1"
+MISTAKES = """
+--rounds: account
+--noise-multiplier: account --rounds 10
+--delta: account --rounds 10 --noise-multiplier 1
+--rounds: account --rounds ten --noise-multiplier 1 --delta 1e-5
+rounds: account --rounds -3 --noise-multiplier 1 --delta 1e-5
+noise_multiplier: account --rounds 3 --noise-multiplier -1 --delta 1e-5
+noise_multiplier: account --rounds 3 --noise-multiplier nan --delta 1e-5
+noise_multiplier: account --rounds 3 --noise-multiplier inf --delta 1e-5
+delta: account --rounds 3 --noise-multiplier 1 --delta nan
+delta: account --rounds 3 --noise-multiplier 1 --delta 1
+delta: account --rounds 3 --noise-multiplier 1 --delta 0.5 --population 10
+rate: account USUAL --rate 1.5
+--cohort: account USUAL --rate 0.1 --cohort 3
+--rate: account USUAL --sampling poisson
+--clients: account USUAL --sampling fixed
+cohort: account USUAL --sampling fixed --clients 5 --cohort 9
+--rate: account USUAL --sampling everyone --rate 1
+--noise: account --rounds 3 --noise-multiplier 1 --rho 1 --delta 1e-5 --mechanism zcdp
+--trust: account USUAL --trust blind
+sampling: account --rounds 3 --noise-multiplier 1 --delta 1e-3 --trust local --rate 0.1
+mean: account USUAL --tuning-mean 0.5
+--tuning-runs: account USUAL --tuning-mean 2 --tuning-runs 2
+--banana: account USUAL --banana 3
+participations: account USUAL --participations 4
+rounds: account --rounds 999999999999999999999 --noise-multiplier 1 --delta 1e-5
+--clients: account --paper hu --rounds 3 --delta 1e-5
+--epsilon: calibrate --delta 1e-5 --rounds 3
+epsilon: calibrate --epsilon 0 --delta 1e-5 --rounds 3
+epsilon: calibrate --epsilon -1 --delta 1e-5 --rounds 3
+--rounds: calibrate --epsilon 1 --delta 1e-5
+--noise-multiplier: calibrate --epsilon 1 --delta 1e-5 --rounds 3 --noise-multiplier 2
+zcdp: calibrate --epsilon 1 --delta 1e-5 --rounds 3 --mechanism zcdp
+--rounds: calibrate --find rounds --epsilon 1 --delta 1e-5 --rounds 3
+--rate: calibrate --find rate --epsilon 1 --delta 1e-5 --rounds 3 --rate 0.1
+single round: calibrate --find rounds --epsilon 0.01 --delta 1e-9 --noise-multiplier 0.1 --rate 0.9
+no amount of noise: calibrate --epsilon 1 --delta 0 --rounds 3
+"""
+
+
+@pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
 def test_mistakes_give_one_line_that_names_them(
-    capsys: pytest.CaptureFixture[str], line: str, word: str
+    capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
-    assert word in fail(capsys, line)
+    word, line = case.split(": ")
+    assert word in fail(capsys, line.replace("USUAL", USUAL))
 
 
-@pytest.mark.parametrize(
-    ("line", "claimed", "proved"),
-    [
-        (
-            "account --paper liang --noise-multiplier 1 --clients 2000 --cohort 100 --rounds 200 "
-            "--delta 2.34e-4",
-            8.66,
-            [22.31, 4.314],
-        ),
-        (
-            "account --paper liang --sampling poisson --noise-multiplier 1 --clients 2000 "
-            "--cohort 100 --rounds 200 --delta 2.34e-4",
-            5.07,
-            [3.701],
-        ),
-        (
-            "account --paper fu --scale-multiplier 10 --clients 100 --cohort 10 --rounds 100 "
-            "--delta 0",
-            1.0,
-            [2.0, 1.0],
-        ),
-        (
-            "account --paper fu --noise-multiplier 2 --clients 100 --cohort 10 --rounds 100 "
-            "--delta 1e-5",
-            5.365,
-            [None, None],
-        ),
-        (
-            "account --paper hu --gradient-std 0.0048068 --clip-norm 1 --batch-size 244 --records "
-            "2440 --local-steps 10 --clients 16 --cohort 10 --rounds 20 --delta 1e-4",
-            10.0,
-            [40.99, "refused"],
-        ),
-        (
-            "account --paper cheng --noise-multiplier 1.348 --clients 3400 --rate 0.04 "
-            "--rounds 1000 --delta 2.9e-4",
-            2.678,
-            [4.005, 26.4, "refused"],
-        ),
-    ],
-)
+PAPERS = """
+8.66 22.31 4.314
+    --paper liang --noise-multiplier 1 --clients 2000 --cohort 100 --rounds 200 --delta 2.34e-4
+5.07 3.701
+    --paper liang --sampling poisson --noise-multiplier 1 --clients 2000 --cohort 100 --rounds
+    200 --delta 2.34e-4
+1.0 2.0 1.0
+    --paper fu --scale-multiplier 10 --clients 100 --cohort 10 --rounds 100 --delta 0
+5.365 - -
+    --paper fu --noise-multiplier 2 --clients 100 --cohort 10 --rounds 100 --delta 1e-5
+10.0 40.99 refused
+    --paper hu --gradient-std 0.0048068 --clip-norm 1 --batch-size 244 --records 2440
+    --local-steps 10 --clients 16 --cohort 10 --rounds 20 --delta 1e-4
+2.678 4.005 26.4 refused
+    --paper cheng --noise-multiplier 1.348 --clients 3400 --rate 0.04 --rounds 1000 --delta
+    2.9e-4
+"""
+
+
+@pytest.mark.parametrize(("said", "line"), cases(PAPERS))
 def test_papers_beside_proofs(
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    claimed: float,
-    proved: list[float | str | None],
+    capsys: pytest.CaptureFixture[str], said: list[str], line: str
 ) -> None:
-    document = run(capsys, line)
-    assert document["claimed"]["value"] == pytest.approx(claimed, rel=0.005)
+    document, (claimed, *proved) = run(capsys, f"account {line}"), said
+    assert document["claimed"]["value"] == pytest.approx(float(claimed), rel=0.005)
     assert document["claimed"]["certified"] is False
     assert len(document["proved"]) == len(proved)
     for found, expected in zip(document["proved"], proved, strict=True):
         if expected == "refused":
             assert found["epsilon"] is None
             assert found["reason"]
-        elif expected is not None:
-            assert found["epsilon"] == pytest.approx(expected, rel=0.005)
-    assert main(line.split()) == 0
-    text = capsys.readouterr().out
-    assert "claimed" in text
+        elif expected != "-":
+            assert found["epsilon"] == pytest.approx(float(expected), rel=0.005)
+    assert main(["account", *line.split()]) == 0
+    assert "claimed" in capsys.readouterr().out
 
 
 def test_people_get_a_table_and_a_statement(capsys: pytest.CaptureFixture[str]) -> None:

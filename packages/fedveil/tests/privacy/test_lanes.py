@@ -12,7 +12,7 @@ from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.elementwise import matrix_times, tree_sum
 from fedveil.privacy.noise.grid import snap_rows
 from fedveil.training.client.rotation import Rotation
-from fedveil.training.engines.isolated_softmax import exp_below, softmax
+from fedveil.training.engines.isolated_arithmetic import exp_below, softmax
 
 NASTY = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-38, 1e-45, -0.0, 1e19], np.float32)
 

@@ -32,6 +32,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--schema FILE": (Path, "what is publicly known about columns, or arrays"),
             "--label NAME": (str, "a table's column to predict; A,B: several, true or false each"),
             "--holdout SHARE": (float, "of each site's rows, to evaluate on (none)", 0.0),
+            "--courier KIND": (str, "what carries the bytes: https, or flare (https)", "https"),
             "--home DIR": (Path, "a new directory for the hub (./NAME)"),
         },
     ),
@@ -44,6 +45,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--set KEY=VALUE": (list, "change one recipe entry"),
             "--test FILE": (Path, "public test rows, at the hub"),
             "--name NAME": (str, "of the run (the time)"),
+            "--lost ROUNDS": (int, "in a row that release nothing, until it stops (5)", 5),
             "--detach": (bool, "do not wait for its end"),
             "--watch": (bool, "serve the growing report on this machine, and say where"),
         },
@@ -55,6 +57,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
     ),
     "renew": (
         "a certificate for another year, for a site that was away when its own expired",
+        ["SITE by name"],
+        _HOME,
+    ),
+    "revoke": (
+        "let a site in no more, such as after its bundle was stolen",
         ["SITE by name"],
         _HOME,
     ),
@@ -75,6 +82,7 @@ def execute(args: argparse.Namespace) -> int:
         "run": _run,
         "evaluate": _evaluate,
         "renew": _renew,
+        "revoke": _revoke,
         "stop": _change,
         "resume": _change,
     }
@@ -92,7 +100,7 @@ def _init(args: argparse.Namespace) -> int:
     schema = read_schema_file(args.schema)
     if "columns" in schema and args.label is None:
         raise ConfigError("--label: say which")
-    schema |= {"label": args.label or "", "holdout": args.holdout}
+    schema |= {"label": args.label or "", "holdout": args.holdout, "engine": args.courier}
     home = HubHome.create(path, args.name, args.hub, args.site, **schema)
     bundles = {site: str(path / "bundles" / f"{site}.bundle") for site in home.agreement.sites}
     document = {"home": str(path), "agreement": home.agreement.digest, "bundles": bundles}
@@ -153,7 +161,9 @@ def _run(args: argparse.Namespace) -> int:
     name = args.name or datetime.now().strftime("%Y%m%d-%H%M%S")
     test = None if args.test is None else str(args.test.absolute())
     queue = Queue(home)
-    queue.put(HubJob(name, recipes.to_table(recipe), test))
+    if args.lost < 1:
+        raise ConfigError(f"--lost {args.lost}: need 1 or more")
+    queue.put(HubJob(name, recipes.to_table(recipe), test, most_lost=args.lost))
     if args.detach:
         return console.answer(args, {"run": name}, lambda: console.say(name, heading="Queued:"))
     try:
@@ -169,7 +179,12 @@ def _run(args: argparse.Namespace) -> int:
     def show() -> None:
         guarantee = document["guarantee"]
         rows = [[key, f"{value:.4g}"] for key, value in document["figures"].items()]
-        rows.append(["rounds", f"{document['rounds']} of {document['planned_rounds']}"])
+        released, planned = document["released_rounds"], document["planned_rounds"]
+        rows.append(["rounds released", f"{released} of {planned}"])
+        if lost := document["rounds"] - released:
+            rows.append(["rounds that released nothing", str(lost)])
+        if document.get("reason"):
+            rows.append(["stopped", document["reason"]])
         rows.append(["certified", "yes" if guarantee["certified"] else "no"])
         rows += [["files", document["directory"]], ["report", str(document["report"])]]
         console.table(f"run {name}: {document['outcome']}", ["result", ""], rows)
@@ -217,10 +232,13 @@ def _show_rounds(home: HubHome, name: str, shown: int) -> int:
 
 def _document(home: HubHome, queue: Queue, name: str) -> dict[str, Any]:
     from fedveil.cli.load_guarantee import guarantee_of
+    from fedveil.run.evidence import METRICS, metrics
     from fedveil.run.result import read_result
 
     path = home.runs / name
     guarantee, progress = guarantee_of(path)
+    lines = metrics(path) if (path / METRICS).exists() else []
+    lost = sum(bool((line.get("dropouts") or {}).get("not_released")) for line in lines)
     result = read_result(path) or {}
     report = path / "report.html"
     names = ("accuracy", "loss", "rmse")
@@ -228,7 +246,8 @@ def _document(home: HubHome, queue: Queue, name: str) -> dict[str, Any]:
         "run": name,
         **(queue.ended(name) or {}),
         "figures": {key: result[key] for key in names if result.get(key) is not None},
-        "rounds": None if progress is None else progress.reserved,
+        "rounds": len(lines),
+        "released_rounds": len(lines) - lost,
         "planned_rounds": None if progress is None else progress.planned,
         "directory": str(path),
         "report": str(report) if report.exists() else None,
@@ -279,6 +298,13 @@ def _renew(args: argparse.Namespace) -> int:
         console.say("there: fedveil site renew --certificate FILE", heading="Next:")
 
     return console.answer(args, document, show)
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    _home(args).revoke(args.site)
+    said = "is let in no more; a run under way goes on if its plan can spare it"
+    document = {"site": args.site, "state": said}
+    return console.answer(args, document, lambda: console.say(said, heading=f"{args.site}:"))
 
 
 def _change(args: argparse.Namespace) -> int:

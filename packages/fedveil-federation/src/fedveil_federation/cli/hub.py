@@ -24,6 +24,8 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         {
             "--home DIR": (Path, "the hub's directory (here)", Path()),
             "--courier DIR": (Path, "shared with the courier's own account, which runs it"),
+            "--listen PORT": (int, "if that is another one than sites reach; it is remembered"),
+            "--metrics DIR": (Path, "for counters that node_exporter can read"),
             "--watch": (bool, "serve the newest run's growing report on this machine"),
         },
     ),
@@ -40,9 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil_federation.deploy.courier_process import run_courier
+    if args.action == "start":
+        return _start(args)
+    from fedveil_federation.deploy.carry import carry
 
-    return run_courier(Path(args.dir)) if args.action == "courier" else _start(args)
+    carry(Path(args.dir))
+    return 0
 
 
 def _start(args: argparse.Namespace) -> int:
@@ -60,10 +65,14 @@ def _start(args: argparse.Namespace) -> int:
     with home.lock(), watched_apart(home.runs, newest=True) if args.watch else nullcontext():
         if args.courier is not None or home.courier_is_separate:
             courier_process.separate_courier(home, args.courier or home.courier)
+        if args.listen is not None:
+            home.listen_at(args.listen)
         process = courier_process.CourierProcess(home)
         if not home.courier_is_separate:
-            check_free(home.agreement.port)
-        service = HubService(home, SocketCourier(home.socket, home.courier), finish)
+            check_free(home.port)
+        courier = SocketCourier(home.socket, home.courier)
+        service = HubService(home, courier, finish, metrics=args.metrics)
+        service.tend = process.keep_running  # a run may take hours
         service.welcome()
         if not home.courier_is_separate:
             courier_process.warn_of_one_account()

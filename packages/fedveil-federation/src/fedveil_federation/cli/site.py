@@ -37,6 +37,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         {
             **_HOME,
             "--courier DIR": (Path, "shared with the courier's own account, which runs it"),
+            "--metrics DIR": (Path, "for counters that node_exporter can read"),
             "--rest SECONDS": (float, "without a run, to give memory back (3600)", 3600.0),
         },
     ),
@@ -51,6 +52,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         ["FINGERPRINT as they read it to you"],
         _HOME,
     ),
+    "approve": (
+        "show the plans that wait for this owner's yes, or say it",
+        [],
+        {**_HOME, "--plan NAME": (str, "say yes to this one, for its next run")},
+    ),
     "ledger": ("what this owner has spent, and on which runs", [], _HOME),
     "pause": ("take part in nothing for now", [], _HOME),
     "resume": ("take part again", [], _HOME),
@@ -58,6 +64,14 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         "a fresh key for masks; between runs",
         [],
         {**_HOME, "--certificate FILE": (Path, "take this certificate from the hub instead")},
+    ),
+    "restore": (
+        "bring a directory from a backup up to date, and charge what was spent since",
+        [],
+        {
+            **_HOME,
+            "--exhaust": (bool, "allow nothing any more: it is not known what was spent since"),
+        },
     ),
     "leave": ("leave the federation for good; the ledger stays", [], _HOME),
 }
@@ -72,13 +86,15 @@ def execute(args: argparse.Namespace) -> int:
     if args.action == "join":
         return _join(args)
     if args.action == "courier":
-        from fedveil_federation.deploy.courier_process import run_courier
+        from fedveil_federation.deploy.carry import carry
 
-        return run_courier(Path(args.dir))
+        carry(Path(args.dir))
+        return 0
     from fedveil_federation.deploy.state_dirs import SiteHome
 
     home = SiteHome(args.home)
     acts = {"start": _start, "members": _members, "trust": _trust, "ledger": _ledger}
+    acts["approve"] = _approve
     return acts.get(args.action, _change)(args, home)
 
 
@@ -137,9 +153,15 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
     with home.lock():
         if args.courier is not None or home.courier_is_separate:
             courier_process.separate_courier(home, args.courier or home.courier)
-        process, service = courier_process.CourierProcess(home), SiteService(home)
+        process = courier_process.CourierProcess(home)
+        service = SiteService(home, metrics=args.metrics)
         courier_process.write_kit(home)
-        courier = SocketCourier(home.socket, home.courier, separate=home.courier_is_separate)
+        courier = SocketCourier(
+            home.socket,
+            home.courier,
+            separate=home.courier_is_separate,
+            most=home.longest_request,
+        )
         courier.attach("fedveil", service.answer)
         service.welcome()
         courier_process.warn_of_readable_rows(home.data)
@@ -188,6 +210,30 @@ def _trust(args: argparse.Namespace, home: SiteHome) -> int:
     return console.answer(args, document, lambda: console.say(said, heading="Trusted:"))
 
 
+def _approve(args: argparse.Namespace, home: SiteHome) -> int:
+    from fedveil.privacy.rounding import at_most
+    from fedveil_federation.deploy.approvals import Approvals, in_words
+
+    approvals = Approvals(home.path / "approvals")
+    waiting = {name: in_words(plan) for name, plan in approvals.waiting().items()}
+    if args.plan is not None:
+        approvals.approve(args.plan)
+        said = "may begin; the hub asks again within a minute"
+        document = {"plan": args.plan, **waiting[args.plan]}
+        return console.answer(args, document, lambda: console.say(said, heading=f"{args.plan}:"))
+    ledger = home.store().ledger
+    left = f"{at_most(ledger.spent())} of {ledger.budget_epsilon:g} spent, of all runs together"
+
+    def show() -> None:
+        for name, words in waiting.items():
+            rows = [*map(list, words.items()), ["lifetime epsilon", left]]
+            console.table(f"plan {name}", ["", ""], rows)
+        said = "fedveil site approve --plan NAME" if waiting else "no plan waits"
+        console.say(said, heading="Next:")
+
+    return console.answer(args, {"lifetime": left, "waiting": waiting}, show)
+
+
 def _ledger(args: argparse.Namespace, home: SiteHome) -> int:
     from fedveil.privacy.rounding import at_most
 
@@ -230,11 +276,14 @@ def _about(plan: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _change(args: argparse.Namespace, home: SiteHome) -> int:
-    """Pause, resume, renew, leave."""
+    """Pause, resume, renew, restore, leave."""
     from fedveil_federation.deploy.state_dirs import read_text
 
     if args.action == "leave":
         home.leave()
+    elif args.action == "restore":
+        with home.lock():
+            missing = home.restore(args.exhaust)
     elif args.action == "renew":
         with home.lock():  # a guard that runs would go on with the old one
             if args.certificate is None:
@@ -243,7 +292,13 @@ def _change(args: argparse.Namespace, home: SiteHome) -> int:
                 raise ConfigError(f"{args.certificate}: lasts no longer than what is here")
     else:
         home.pause(args.action == "pause")
-    document = {"site": home.site, "stopped": home.stopped}
+    document: dict[str, Any] = {"site": home.site, "stopped": home.stopped}
+    if args.action == "restore":
+        document["events"] = missing
+        said = (
+            "allows nothing any more" if args.exhaust else f"lacked {missing} events of its ledger"
+        )
+        return console.answer(args, document, lambda: console.say(said, heading=f"{home.site}:"))
     fresh = "has a fresh key" if vars(args).get("certificate") is None else "can be started again"
     said = home.stopped or ("takes part" if args.action == "resume" else fresh)
     return console.answer(args, document, lambda: console.say(said, heading=f"{home.site}:"))

@@ -23,7 +23,7 @@ from fedveil_federation.deploy.schemas import (
     rows_of,
 )
 
-ENGINES = ("flare",)
+ENGINES = ("https", "flare")  # what can carry the bytes; the first is the default
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -44,7 +44,7 @@ class Agreement:
     columns: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, Any] = field(default_factory=dict)  # instead of label and columns
     holdout: float = 0.0
-    engine: str = ENGINES[0]  # what carries the bytes
+    engine: str = ENGINES[0]
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.sites):
@@ -68,7 +68,7 @@ class Agreement:
         if not isinstance(self.holdout, float) or not 0 <= self.holdout < 1:
             raise ConfigError(f"holdout = {self.holdout!r}: need a share in [0, 1)")
         if self.engine not in ENGINES:
-            raise ConfigError(f"engine {self.engine!r}: choose from {', '.join(ENGINES)}")
+            raise ConfigError(f"courier {self.engine!r}: choose from {', '.join(ENGINES)}")
         if not re.fullmatch("[0-9a-f]{64}", self.hub):
             raise ConfigError("hub key: need 64 hexadecimal digits")
         self.facts((1,))  # a schema that cannot be used is refused here

@@ -23,6 +23,7 @@ from fedveil.core.errors import ConfigError
 AUTHORITY_DAYS = 3650
 DAYS = 365
 RENEW_DAYS = 60  # before the end
+BUNDLE_DAYS = 14  # a site gets a certificate for a year as soon as it has come with its first one
 
 
 _SIGNS_CERTIFICATES = x509.KeyUsage(
@@ -52,10 +53,17 @@ def new_authority(federation: str) -> Pair:
     return Pair(own, _pem(key))
 
 
-def new_pair(authority: Pair, name: str, host: str | None = None) -> Pair:
-    """A certificate for a party; `host`: where others reach it."""
+def new_pair(authority: Pair, name: str, host: str | None = None, days: int = DAYS) -> Pair:
+    """Return a fresh key and a certificate for it.
+
+    Args:
+        authority: signs it.
+        name: the party's.
+        host: where others reach it, if that is another name.
+        days: how long it is valid.
+    """
     key = _new_key()
-    return Pair(_issued(authority, name, key.public_key(), host, DAYS), _pem(key))
+    return Pair(_issued(authority, name, key.public_key(), host, days), _pem(key))
 
 
 def renewed(authority: Pair, old: str, host: str | None = None, days: int = DAYS) -> str:

@@ -43,7 +43,14 @@ class Counters:
                 lines += [f"# TYPE {name} gauge", f"{name} {value:.6g}"]
         return "\n".join(lines) + "\n"
 
-    def write(self, path: Path) -> None:
-        """The file as it is now; a full disk keeps nobody from working."""
-        with suppress(OSError):
-            write_atomically(path, self.text().encode(), durable=False)
+    def write(self, *paths: Path) -> None:
+        """Write the file as it is now; a full disk keeps nobody from working.
+
+        Args:
+            paths: the first is for the owner alone; node_exporter can read the others.
+        """
+        for path in paths:
+            with suppress(OSError):
+                write_atomically(path, self.text().encode(), durable=False)
+                if path is not paths[0]:
+                    path.chmod(0o644)

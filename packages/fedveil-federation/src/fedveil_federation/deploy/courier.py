@@ -12,15 +12,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
+from dataclasses import dataclass
 from time import monotonic
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fedveil.core.errors import ConfigError, FedveilError
-from fedveil_federation.deploy.envelope import MAX_FRAME
 
 HUB = "server"  # the hub's name among the couriers; FLARE expects this one
+MAX_FRAME = 1 << 30  # bytes; couriers refuse more
 Answer = Callable[[bytes], bytes]
 T = TypeVar("T")
+
+
+def most_reply(request: int) -> int:
+    """Return how many bytes the reply to a request of so many bytes may have.
+
+    The longest replies are updates. Their requests hold the weights, 4 bytes each; an update has at
+    most 8 bytes for each weight, of which a rotation pads at most as many again. Everything else,
+    such as the shares for a thousand sites, is short.
+    """
+    return min((4 << 20) + 4 * request, MAX_FRAME)
 
 
 class Unreachable(FedveilError):
@@ -28,6 +39,38 @@ class Unreachable(FedveilError):
 
 
 Reply = bytes | Unreachable | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a courier's process is told of its party, in `link.json`.
+
+    Attributes:
+        engine: what carries the bytes, one of `agreement.ENGINES`.
+        name: `HUB`, or the site's name as in its certificate.
+        sites: the names of all sites.
+        host: where sites reach the hub.
+        port: the hub's port.
+        socket: where the guard listens, or at the hub the courier.
+        most: bytes that a request to this party may have.
+    """
+
+    engine: str
+    name: str
+    sites: tuple[str, ...]
+    host: str
+    port: int
+    socket: str
+    most: int
+
+
+class Link(Protocol):
+    """One party's end of a connection between machines: a courier's network side."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def present(self) -> tuple[str, ...]: ...
+    def request(self, site: str, frame: bytes, seconds: float) -> bytes: ...
 
 
 class Courier(ABC):

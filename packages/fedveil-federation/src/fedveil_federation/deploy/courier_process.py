@@ -8,7 +8,7 @@ hub's socket) and nothing else of its party. Under an account of its own it *can
     fedveil site courier /run/fedveil-site                         # account fedveil-courier
 
 Started by hand, without `--courier`, it is a child process under the owner's account: its code
-looks at no rows or keys, but a fault in it, in FLARE or in gRPC could; a warning says so.
+looks at no rows or keys, but a fault in it or in a library could; a warning says so.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
-from fedveil_federation.deploy.courier import HUB
+from fedveil_federation.deploy.courier import HUB, MAX_FRAME, Settings
 from fedveil_federation.deploy.state_dirs import HubHome, SiteHome
 
 _log = logging.getLogger(__name__)
@@ -43,27 +44,38 @@ def write_kit(home: HubHome | SiteHome) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
     home.socket.parent.mkdir(mode=0o700, exist_ok=True)
     agreement, pair = home.agreement, home.certificate
-    settings = {
-        "name": home.site if isinstance(home, SiteHome) else HUB,
-        "sites": list(agreement.sites),
-        "host": agreement.host,
-        "port": agreement.port,
-        "socket": os.fspath(home.socket),
-    }
-    authority = home.authority if isinstance(home, SiteHome) else home.authority.certificate
+    site = home if isinstance(home, SiteHome) else None
+    settings = Settings(
+        engine=agreement.engine,
+        name=HUB if site is None else site.site,
+        sites=_let_in(home),
+        host=agreement.host,
+        port=home.port if isinstance(home, HubHome) else agreement.port,
+        socket=os.fspath(home.socket),
+        most=MAX_FRAME if site is None else site.longest_request,
+    )
+    authority = home.authority.certificate if isinstance(home, HubHome) else home.authority
     before = os.umask(0o027 if home.courier_is_separate else 0o077)
     try:
         for name, text in {
             "authority.crt": authority,
             "link.crt": pair.certificate,
             "link.pem": pair.key,
-            "link.json": json.dumps(settings),  # last: a courier that waits for it finds the rest
+            "link.json": json.dumps(
+                asdict(settings)
+            ),  # last: a courier that waits for it finds the rest
         }.items():
             path = directory / name
             if not path.exists() or path.read_bytes() != text.encode():
                 write_atomically(path, text.encode())
     finally:
         os.umask(before)
+
+
+def _let_in(home: HubHome | SiteHome) -> tuple[str, ...]:
+    """Return the sites that may connect."""
+    revoked = home.revoked if isinstance(home, HubHome) else set[str]()
+    return tuple(site for site in home.agreement.sites if site not in revoked)
 
 
 def separate_courier(home: HubHome | SiteHome, directory: Path) -> None:
@@ -133,7 +145,7 @@ class CourierProcess:
         self._home, self._started = home, 0.0
         self._process: subprocess.Popen[bytes] | None = None
         if not home.courier_is_separate:
-            _need_flare()
+            _check_installed(home.agreement.engine)
 
     @property
     def pid(self) -> int | None:
@@ -155,13 +167,8 @@ class CourierProcess:
         self._started = monotonic()
         write_kit(self._home)
         # -P: no modules from whatever directory this was started in.
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "fedveil_federation.deploy.flare",
-            str(self._home.courier),
-        ]
+        program = "fedveil_federation.deploy.carry"
+        command = [sys.executable, "-P", "-m", program, str(self._home.courier)]
         log_file = os.open(
             self._home.path / "courier.log",
             os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND,
@@ -184,20 +191,11 @@ class CourierProcess:
         self._process = None
 
 
-def run_courier(directory: Path) -> int:
-    """Carry bytes in this process until it is told to stop; return its exit code."""
-    _need_flare()
-    from fedveil_federation.deploy.flare import carry
-
-    carry(directory)
-    return 0
-
-
-def _need_flare() -> None:
-    if find_spec("nvflare") is None:
+def _check_installed(engine: str) -> None:
+    if engine == "flare" and find_spec("nvflare") is None:
         raise ConfigError(
-            "NVIDIA FLARE, which carries the bytes, is not installed. "
-            "Run: pip install 'fedveil[flare]'"
+            "NVIDIA FLARE, which carries the bytes of this federation, is not installed. "
+            "Run: pip install 'fedveil-federation[flare]'"
         )
 
 

@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedveil.core.canonical import canonical
 from fedveil.core.errors import FedveilError
+from fedveil_federation.deploy.courier import MAX_FRAME
 from fedveil_federation.secagg.keys import signed
 
 MAGIC = b"FVD1"
 _BODY = 4 + 64
 _MAX_HEADER = 1 << 20
-MAX_FRAME = 1 << 30  # couriers refuse more
 
 
 class BadFrame(FedveilError):

@@ -57,9 +57,10 @@ class Examiner:
 
     def _check_facts(self, document: PlanDocument) -> Roster:
         """Whether the plan is about this federation, its members and this site's kind of data."""
-        if document.version != version("fedveil"):
+        if _series(document.version) != _series(version("fedveil")):
             raise ConfigError(
-                f"plan: made by fedveil {document.version}, this site runs {version('fedveil')}"
+                f"plan: made by fedveil {document.version}, this site runs {version('fedveil')}. "
+                "Install the same minor series at both."
             )
         facts, data, members = document.facts, self._data, self._members
         if facts.name != members.federation:
@@ -150,3 +151,11 @@ class Examiner:
             releases = (work.charged(one).release for one in work.terms.values())
             rest = [replace(one, rounds=left, participations=left) for one in releases]
             self._store.ledger.afford(rest, model)
+
+
+def _series(number: str) -> list[str]:
+    """Return the part of a version that must be the same at hub and site.
+
+    Whatever differs within a series shows in the plan: a site works noise and epsilon out itself.
+    """
+    return number.split(".")[:2]

@@ -15,20 +15,13 @@ receiver, for one application number, so every other message finds nobody:
 one short greeting with a peer's name.
 
 What is carried is signed by hub and guards themselves, so FLARE need not be believed.
-
-    python -m fedveil_federation.deploy.flare DIRECTORY  # written by courier_process
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
-import os
 import queue
-import signal
-import stat
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -57,13 +50,9 @@ from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 from nvflare.fuel.utils.config_service import ConfigService
 
-from fedveil_federation.deploy import sockets
-from fedveil_federation.deploy.courier import HUB, Unreachable
-from fedveil_federation.deploy.envelope import MAX_FRAME
+from fedveil_federation.deploy.courier import HUB, MAX_FRAME, Answer, Settings, Unreachable
 
 APPLICATION = 0x4656  # of FLARE's frames; its own programs use 1
-_LONGEST = 60.0  # seconds for one request: guards answer sooner, or say that they are working
-_LOOK = 1.0  # seconds between two looks at the files
 _LONGEST_PAUSE = 2  # seconds between two attempts to connect; FLARE's own limit is 10
 _KEEPALIVE_MS = 10_000  # a peer that vanished without a word is noticed by then
 _MOST_QUEUED = 4  # frames to a peer that does not take them
@@ -83,8 +72,6 @@ _GRPC_OPTIONS = [
 ]
 
 _log = logging.getLogger(__name__)
-
-Answer = Callable[[bytes], bytes]
 
 
 class Link(MessageReceiver):  # type: ignore[misc]
@@ -291,67 +278,42 @@ class _Frames(FrameReceiver):  # type: ignore[misc]
         self._greeted = True
 
 
-def carry(directory: Path) -> None:
-    """Run a party's link from the files in a directory until the process is told to end.
-
-    Waits until the files are there, and begins anew when they change: a certificate was renewed.
+def hub_link(settings: Settings, place: Path) -> Link:
+    """Return the hub's end, which listens at its port.
 
     Args:
-        directory: what `courier_process.write_kit` wrote, for this process to read.
+        settings: the hub's.
+        place: the directory with certificate, key and authority.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
-    conn_manager.MAX_WAIT = _LONGEST_PAUSE
-    ended, changed = threading.Event(), False
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    while not (directory / "link.json").exists() and not ended.wait(_LOOK):
-        pass
-    if ended.is_set():
-        return
-    before = _versions(directory)
-    link, listening = _opened(directory)
-    link.start()
-    try:
-        while not ended.wait(_LOOK) and not (changed := _versions(directory) != before):
-            pass
-    finally:
-        if listening is not None:
-            listening.close()
-        if not changed:
-            link.stop()
-    if changed:
-        _log.info("The files of this courier have changed, so it begins anew.")
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return _link(settings, place, "0.0.0.0", settings.sites)
 
 
-def _opened(place: Path) -> tuple[Link, sockets.Listening | None]:
-    """Return the link of the party whose files lie in a directory; at the hub, with its socket."""
+def site_link(settings: Settings, place: Path, answer: Answer) -> Link:
+    """Return a site's end, which connects to the hub.
+
+    Args:
+        settings: the site's.
+        place: the directory with certificate, key and authority.
+        answer: answers a request of the hub's.
+    """
+    return _link(settings, place, settings.host, [HUB], answer)
+
+
+def _link(
+    settings: Settings,
+    place: Path,
+    host: str,
+    peers: Iterable[str],
+    answer: Answer | None = None,
+) -> Link:
     # FLARE looks for settings of its own below the working directory unless it is told where.
     ConfigService.initialize({}, [str(place)])
-    settings = json.loads((place / "link.json").read_text(encoding="utf-8"))
-    name, host, port = settings["name"], settings["host"], settings["port"]
-    role = "server" if name == HUB else "client"
+    conn_manager.MAX_WAIT = _LONGEST_PAUSE
+    role = "server" if settings.name == HUB else "client"
     credentials = {
         "ca_cert": str(place / "authority.crt"),
         f"{role}_cert": str(place / "link.crt"),
         f"{role}_key": str(place / "link.pem"),
         "connection_security": "mtls",
     }
-    socket = Path(settings["socket"])
-    if name == HUB:
-        link = Link(HUB, "0.0.0.0", port, credentials, settings["sites"])
-        # The hub's account is not in the courier's group. The folder keeps everybody else out.
-        mode = 0o666 if socket.parent.stat().st_mode & stat.S_ISGID else 0o600
-        return link, sockets.relay(socket, link.request, link.present, mode=mode)
-    guard = partial(sockets.request, socket, seconds=_LONGEST)
-    return Link(name, host, port, credentials, [HUB], guard), None
-
-
-def _versions(directory: Path) -> list[tuple[int, int]]:
-    files = (directory / name for name in ("link.json", "link.crt", "link.pem", "authority.crt"))
-    return [(found.st_ino, found.st_mtime_ns) for found in map(os.stat, files)]
-
-
-if __name__ == "__main__":
-    if "--end-with-parent" in sys.argv[2:]:
-        sockets.end_with_parent()
-    carry(Path(sys.argv[1]))
+    return Link(settings.name, host, settings.port, credentials, peers, answer)

@@ -33,14 +33,15 @@ from fedveil.privacy.secure_sums.aggregation import UPDATE
 from fedveil.privacy.secure_sums.errors import Doubted, SecureAggregationError
 from fedveil.privacy.secure_sums.params import Limits
 from fedveil_federation.client_ledger import LifetimeBudgetExceeded
+from fedveil_federation.deploy.approvals import Approvals
 from fedveil_federation.deploy.envelope import BadFrame, Message, signature_of
-from fedveil_federation.deploy.facts import MAX_PLAN, plan_digest
+from fedveil_federation.deploy.facts import plan_digest
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.deploy.responder import Handlers, Responder, UnknownRun
 from fedveil_federation.deploy.state_dirs import read_json, write_json
 from fedveil_federation.secagg.device import DeviceRound
-from fedveil_federation.secagg.device_store import DeviceStore
+from fedveil_federation.secagg.device_store import DeviceStore, StoreFault
 from fedveil_federation.secagg.journal import Claim
 from fedveil_federation.secagg.keys import signed
 from fedveil_federation.secagg.messages import RoundPlan
@@ -82,6 +83,7 @@ class Guard(Responder):
     `randomness` is the system's; a seeded one is for tests alone. `patience`: seconds that a
     request may wait for training before the hub is told to ask again. `stopped`: why the owner
     takes part in nothing for now, or nothing. `keep_plan` gets the plan of each run that begins.
+    `approvals`: what the owner has said yes to, if the policy wants that.
     """
 
     def __init__(
@@ -97,18 +99,19 @@ class Guard(Responder):
         stopped: Callable[[], str] = str,
         handlers: Handlers | None = None,
         keep_plan: Callable[[str, bytes], None] | None = None,
+        approvals: Approvals | None = None,
     ) -> None:
         if data.clients != 1:
             raise ConfigError(f"data: {data.clients} clients; a guard holds one owner's")
         self.site, self.members, self.store, self.policy = site, members, store, policy
         self.number = members.number(site)
         keys = store.enrol(members.secagg_name, self.number)
-        most = 4 * policy.allow.parameters + MAX_PLAN + (1 << 20)  # weights, or a plan
-        super().__init__(members.hub, keys, handlers, most)
+        super().__init__(members.hub, keys, handlers, policy.longest_request)
         if self.keys.identity.public_key().public_bytes_raw() != members.sites[site]:
             raise ConfigError(f"site {site!r}: the members' list holds another key for it")
         self._data, self._randomness = data, randomness or Randomness(None)
         self._patience, self._stopped, self._keep_plan = patience, stopped, keep_plan
+        self._approvals = approvals
         policy.check_hub(members.hub.hex())
         self._runs: dict[str, _Run] = {}
         self._plans: list[float] = []  # when they came
@@ -121,7 +124,7 @@ class Guard(Responder):
         if not self._lock.acquire(blocking=False):  # it is looking at one, or answers
             return False
         try:
-            return "_examiner" in vars(self) and monotonic() - self._worked >= seconds
+            return self.worked and monotonic() - self._worked >= seconds
         finally:
             self._lock.release()
 
@@ -148,6 +151,8 @@ class Guard(Responder):
             return self._begin(run, request)
         if not run.begun:
             raise BadFrame("this run was not begun: show that all sites have accepted its plan")
+        if kind == "ready":
+            return self._ready(run, request.number("round"))
         steps: dict[str, Callable[[_Run, Message, bytes], Message]] = {
             "open": self._open,
             "train": self._train,
@@ -174,6 +179,8 @@ class Guard(Responder):
         spent = any(isinstance(reason, LifetimeBudgetExceeded) for reason in reasons)
         if spent and not self.policy.show.budget:
             return "this site's lifetime budget does not allow it"
+        if any(isinstance(reason, StoreFault) for reason in reasons):
+            return "this site's store cannot be used; its owner's log says why"
         return str(error)
 
     # --- before a run -----------------------------------------------------------------------------
@@ -185,13 +192,16 @@ class Guard(Responder):
         if Unit.RECORD in self.policy.allow.units:  # such plans state it
             said["records"] = len(self._data.train)
         if self.policy.show.budget:
-            said["epsilon"], said["spent"] = self.store.ledger.budget_epsilon, self._spent()
+            said["epsilon"], said["spent"] = self.store.ledger.budget_epsilon, self.spent()
         return Message(said, (self.keys.card(),))
 
-    def _spent(self) -> float:
-        """The lifetime's epsilon so far, worked out again only when something was charged.
+    def spent(self, anew: bool = True) -> float | None:
+        """Return the lifetime's epsilon so far, worked out again only when something was charged.
 
         It is kept in a file, for a site that waits does without the accountants' memory.
+
+        Args:
+            anew: whether to work it out if that was not done yet; None is returned otherwise.
         """
         ledger = self.store.ledger
         about = {"charges": ledger.charges, "version": version("fedveil")}
@@ -199,17 +209,27 @@ class Guard(Responder):
             kept = read_json(self._kept)
             if about == {name: kept[name] for name in about}:
                 return float(kept["epsilon"])
+        if not anew:
+            return None
         spent = ledger.spent()
         with suppress(OSError):
             write_json(self._kept, {**about, "epsilon": spent})
         return spent
+
+    @property
+    def worked(self) -> bool:
+        """Whether it has looked at a plan since it was started."""
+        return "_examiner" in vars(self)
 
     def _accept(self, data: bytes) -> Message:
         """Work a plan out, hold it to the policy, and sign it."""
         digest = plan_digest(data)
         if digest not in self._runs:
             self._limit()
-            self._runs[digest] = _Run(*self._examiner.examined(data))
+            examined = _Run(*self._examiner.examined(data))
+            if self._approvals is not None:
+                self._approvals.check(data, digest)
+            self._runs[digest] = examined
         return Message({"status": "done"}, (self.keys.identity.sign(ACCEPT + digest.encode()),))
 
     @cached_property
@@ -251,6 +271,8 @@ class Guard(Responder):
                 self.store,
                 charged=run.work.charged,
             )
+        if self._approvals is not None and not run.begun:
+            self._approvals.use(run.work.document.to_bytes(), run.work.document.digest)
         if self._keep_plan is not None and not run.begun:
             self._keep_plan(run.work.document.digest, run.work.document.to_bytes())
         if not run.begun:
@@ -261,6 +283,14 @@ class Guard(Responder):
         return Message({"status": "done"})
 
     # --- one round --------------------------------------------------------------------------------
+
+    def _ready(self, run: _Run, number: int) -> Message:
+        """Say whether this site could take part in a round (from 0), before anybody pays for it."""
+        if number > run.round_number:
+            self.store.check_room()
+            releases = [terms.release for terms in run.work.terms.values()]
+            self.store.ledger.afford(releases, next(iter(run.work.terms.values())).privacy_model)
+        return Message({"status": "done"})
 
     def _enter(self, run: _Run, number: int) -> None:
         """Go to a round (from 0) of a run; those before it are over."""
@@ -289,8 +319,6 @@ class Guard(Responder):
                 f"this site has taken part {taken} times, as often as the plan counts",
                 "keep to the schedule",
             )
-        about = {"run": work.document.digest, "round": number + 1, "of": work.rounds}
-        _log.info("takes part in a round", extra={"about": about})
         run.before = (run.round_number, dict(run.devices))
         run.round_number = number
         work.new_round()
@@ -322,6 +350,7 @@ class Guard(Responder):
         if list(asked.members) != (work.schedule(number) or list(asked.members)):
             raise PrivacyRefusal("the round has another cohort", "keep to the schedule")
         run.devices[purpose] = run.participant.join(frame)
+        self._note_round(run, number)
         return Message({"status": "done"}, (run.devices[purpose].shares,))
 
     def _train(self, run: _Run, request: Message, digest: bytes) -> Message:
@@ -369,7 +398,14 @@ class Guard(Responder):
         own = derive.digest(b"members", derive.id_bytes(self.number))
         at, terms = run.work.document.first_round + number, run.work.charged(run.work.terms[UPDATE])
         claim = Claim(self.members.secagg_name, at, UPDATE, own, Limits().round_step, terms)
-        return self.store.claim(claim)
+        paid = self.store.claim(claim)
+        self._note_round(run, number)
+        return paid
+
+    @staticmethod
+    def _note_round(run: _Run, number: int) -> None:
+        about = {"run": run.work.document.digest, "round": number + 1, "of": run.work.rounds}
+        _log.info("takes part in a round", extra={"about": about})
 
     def _confirm(self, run: _Run, request: Message, digest: bytes) -> Message:
         device = self._joined(run, request)

@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
@@ -29,16 +30,18 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.noise_placement import Drawn
+from fedveil.methods.parts.noise_placement import Drawn, RoundNoise
 from fedveil.planning import recipe as recipes
 from fedveil.planning.plan import Plan
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.noise.grid import unsnap
 from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.privacy.secure_sums.dropouts import Dropouts
 from fedveil.privacy.secure_sums.errors import NotReleased, SecureAggregationError
 from fedveil.run.aggregator import Aggregator, OpenSum, Summands
 from fedveil.run.directory import RunDirectory, stored_recipe
+from fedveil.run.round_report import RoundReport
 from fedveil.run.run import Run
 from fedveil.training.engines.contract import Cohort, RoundRequest
 from fedveil_federation.deploy.courier import Courier, Reply, Unreachable
@@ -46,6 +49,7 @@ from fedveil_federation.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.plan_document import PlanDocument, planned, resolved, terms_at
+from fedveil_federation.deploy.plausible import implausible
 from fedveil_federation.deploy.schemas import RowSchema
 from fedveil_federation.deploy.scoring import CountSum, Scoring, figures
 from fedveil_federation.deploy.work import scheduled
@@ -60,12 +64,23 @@ _ASK = 10.0  # seconds for one request; longer work is asked for again
 _SLOWEST = 1 << 19  # bytes a second that a connection carries at least, there and back
 _PAUSE = 0.1  # seconds until a site that is away is asked again
 _HASHING = 4  # threads
+_READY = 4.0  # seconds in which sites say whether they can take part
+_BACK_OFF, _LONGEST_BACK_OFF = 1.0, 60.0  # seconds until sites are asked again whether they can
+MOST_LOST = 5  # rounds in a row that release nothing, until a run stops
 
 Known = Callable[[Facts], Federation]
 
 
+class RoundsLost(PrivacyRefusal):
+    """Rounds were paid for and released nothing, as many in a row as a run may lose."""
+
+
 class SitesAway(PrivacyRefusal):
     """Some sites are silent and none refuses: ask again when they are there."""
+
+
+class OwnersAsked(SitesAway):
+    """None refuses, but some wait for their owner's yes: ask again later."""
 
 
 def plain(said: object) -> str:
@@ -83,6 +98,7 @@ class Sites:
         self.members, self.key, self.courier = members, key, courier
         self.refusals: dict[str, str] = {}  # the last reason of each site that refused
         self.silent: set[str] = set()  # sites that did not answer when they were asked last
+        self.waiting: set[str] = set()  # sites that wait for their owner's yes
         self._pause = threading.Event()  # never set
         self.introduce: Callable[[int], None] | None = None  # to a guard that was restarted
 
@@ -114,9 +130,14 @@ class Sites:
                     self.introduce(number)
                     continue
                 waiting.discard(number)
-                if status in ("refused", "unknown"):
-                    self.refusals[names[number]] = plain(reply.header.get("reason"))
+                if status == "waits":
+                    self.waiting.add(site)
+                if status in ("refused", "waits"):
+                    self.refusals[site] = plain(reply.header.get("reason"))
+                elif status == "unknown":  # unless it has said why it does not take the plan
+                    self.refusals.setdefault(site, plain(reply.header.get("reason")))
                 else:
+                    self.refusals.pop(site, None)
                     replies[number] = reply
             if waiting and not working:
                 self._pause.wait(min(_PAUSE, max(0.0, until - monotonic())))
@@ -137,6 +158,7 @@ class Sites:
             self.silent.add(name)
             return None
         self.silent.discard(name)
+        self.waiting.discard(name)
         try:
             return unseal(found, [self.members.sites[name]], frame)
         except BadFrame as error:  # cut off or changed on the way: ask again
@@ -163,7 +185,9 @@ class Sites:
             for name in missing:
                 who.setdefault(self.refusals[name], []).append(name)
             said = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in who.items())
-            kind = SitesAway if self.silent.issuperset(missing) else PrivacyRefusal
+            kind: type[PrivacyRefusal] = PrivacyRefusal
+            if (self.silent | self.waiting).issuperset(missing):
+                kind = OwnersAsked if self.waiting.intersection(missing) else SitesAway
             raise kind(f"not every site takes part: {said}", "no round was run")
         return replies
 
@@ -204,6 +228,7 @@ class RemoteAggregator(Aggregator):
         self.now = _RoundNow()
         self.server: Server | None = None
         self._logged: list[ServerRound] = []  # of the round under way
+        self._uploaded: list[int] = []  # sites in the last sum without masks
         # By round of the run (from 0) and purpose.
         self._unfinished: dict[tuple[int, str], ServerRound] = {}
         if self.sums is not None:
@@ -223,6 +248,33 @@ class RemoteAggregator(Aggregator):
     def dropouts(self, cohort: Cohort, randomness: Randomness, round_number: int) -> Dropouts:
         """Nobody is simulated to drop out: some really do."""
         return Dropouts()
+
+    def took_part(self, cohort: Cohort, dropouts: Dropouts) -> int:
+        """Return how many sites shared in the round under way, or in the last one."""
+        return len(self.shared)
+
+    @property
+    def shared(self) -> list[int]:
+        """The sites that shared secrets for the last secure sum, or are in the last open one."""
+        opened = self.now.server
+        return self._uploaded if opened is None else opened.sharers
+
+    def joined(self, number: int) -> bool:
+        """Whether enough sites have joined a round (from 0) while they unmasked the one before."""
+        opened = self._unfinished.get((number, UPDATE))
+        return opened is not None and len(opened.sharers) >= self.fewest
+
+    @property
+    def fewest(self) -> int:
+        """How many sites a sum needs at least."""
+        return 1 if self.sums is None else self.sums.fewest
+
+    def ready(self, number: int) -> set[int]:
+        """Return the sites that could take part in a round (from 0) now; others say why not."""
+        members = self._schedule(number)
+        asked = range(len(self.sites.members.sites)) if members is None else members
+        header = {"kind": "ready", "run": self._document.digest, "round": number}
+        return set(self.sites.leg(dict.fromkeys(asked, Message(header)), _READY))
 
     def ask(
         self, kind: str, parts: Mapping[int, tuple[bytes, ...]], wait: float
@@ -403,9 +455,13 @@ class _MaskedUploads(_RemoteSum):
                     with suppress(NotReleased):  # `open` will say so; this round goes on
                         hub.take(following, joined, part=1)
                 private: Tensor = self._summands.decode(opened.finish())
-                return private
         finally:
             hub.judge(opened)
+        if isinstance(self._summands, RoundNoise) and (
+            reason := implausible(self._summands, private, len(self.clients))
+        ):
+            raise NotReleased(reason)
+        return private
 
     def _confirm(self, survivors: Collection[int]) -> None:
         hub, opened = self._hub, self._round
@@ -431,10 +487,21 @@ class _Uploads(_RemoteSum):
         with self._hub.sites.dropping(block.number):
             if len(row := block.reply.part()) != 8 * self._summands.width:
                 raise BadFrame(f"upload: {len(row)} bytes, need 8 for each weight")
-            self._rows[block.number] = np.frombuffer(row, "<i8")
+            upload = np.frombuffer(row, "<i8")
+            self._check(upload)
+            self._rows[block.number] = upload
+
+    def _check(self, upload: Ints) -> None:
+        """Refuse an upload that no honest site sends, by itself: others are not held up."""
+        summands = self._summands
+        if isinstance(summands, RoundNoise) and summands.grid is not None:
+            values = torch.from_numpy(unsnap(upload, summands.grid))
+            if reason := implausible(summands, values, 1):
+                raise BadFrame(reason)
 
     def release(self) -> Tensor:
         uploads, summands = self._rows, self._summands
+        self._hub._uploaded = sorted(uploads)
         if not uploads:
             raise NotReleased("no site has sent anything")
         if not summands.integer:
@@ -606,6 +673,63 @@ class Hub:
         if isinstance(run.aggregator, RemoteAggregator):
             run.aggregator.go_on_from(run.next_round)
         return run
+
+    def rounds(
+        self, run: Run, wait: Callable[[str, float], bool], most_lost: int = MOST_LOST
+    ) -> Iterator[RoundReport]:
+        """Play a run's rounds, each as soon as enough sites are ready for it.
+
+        A round is paid for when it begins, whatever comes of it. So none begins before the sites
+        that it needs have said that they can take part, and after one that released nothing there
+        is a pause.
+
+        Args:
+            run: started or resumed by this hub.
+            wait: is told for whom the run waits and for how many seconds it should; returns whether
+                to go on.
+            most_lost: rounds in a row that may release nothing.
+
+        Raises:
+            RoundsLost: so many released nothing. The rest of the run's rounds is kept for later.
+        """
+        rounds, lost = iter(run), 0
+        while True:
+            seconds = _BACK_OFF
+            while reason := self._not_ready(run):
+                if not wait(reason, seconds):
+                    return
+                seconds = min(2 * seconds, _LONGEST_BACK_OFF)
+            report = next(rounds, None)
+            if report is None:
+                return
+            reason = "" if report.dropouts is None else report.dropouts.not_released
+            lost = lost + 1 if reason else 0
+            yield report
+            if lost >= most_lost:
+                raise RoundsLost(
+                    f"{lost} rounds in a row released nothing: {self._why() or reason}",
+                    f"the other {run.rounds_left} rounds are kept; resume the run when that is "
+                    "mended",
+                )
+            if lost and run.rounds_left:
+                said = f"round {report.round_number} released nothing: {self._why() or reason}"
+                if not wait(said, min(_BACK_OFF * 2**lost, _LONGEST_BACK_OFF)):
+                    return
+
+    def _not_ready(self, run: Run) -> str:
+        """For whom the next round would be lost; empty if it can begin."""
+        sums, number = run.aggregator, run.next_round
+        if not isinstance(sums, RemoteAggregator) or not run.rounds_left:
+            return ""
+        if run.unfinished is not None or sums.joined(number):
+            return ""
+        self.sites.refusals.clear()
+        return "" if len(sums.ready(number)) >= sums.fewest else self._why()
+
+    def _why(self) -> str:
+        """What sites said that did not take part."""
+        said = sorted(self.sites.refusals.items())
+        return "; ".join(f"{site}: {reason}" for site, reason in said)
 
     def _agree(self, document: PlanDocument) -> list[bytes]:
         """Show every site the plan, and then every site that all have signed it."""

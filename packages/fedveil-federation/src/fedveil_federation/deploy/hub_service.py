@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,17 @@ from fedveil_federation.deploy.counters import Counters
 from fedveil_federation.deploy.courier import Courier, Unreachable
 from fedveil_federation.deploy.envelope import BadFrame, Message, claimed, seal, unseal
 from fedveil_federation.deploy.facts import Facts
-from fedveil_federation.deploy.hub import DOCUMENT, Hub, Known, SitesAway, plain
+from fedveil_federation.deploy.hub import (
+    DOCUMENT,
+    MOST_LOST,
+    Hub,
+    Known,
+    OwnersAsked,
+    RemoteAggregator,
+    RoundsLost,
+    SitesAway,
+    plain,
+)
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.plan_document import PlanDocument, planned
 from fedveil_federation.deploy.scoring import Scoring
@@ -46,6 +58,8 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 _HELLO = 4.0  # seconds: what is asked before the other side is ready hangs until then
 _MEET, _SETTLED = 2.0, 30.0  # seconds between two rounds of hellos, before and after all agree
+_OWNERS = 60.0  # seconds until owners are asked again; a site looks at a hundred plans an hour
+_SLICE = 0.5  # seconds between two looks whether a run that waits is to stop
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
 
 EVALUATION = "federated-evaluation.json"
@@ -62,6 +76,7 @@ class HubJob:
     test: str | None = None  # a file of public test rows
     evaluate: str | None = None  # a run whose model sites are to evaluate
     noise: float = 10.0  # std on every count of that
+    most_lost: int = MOST_LOST  # rounds in a row that release nothing, until it stops
 
 
 class Queue:
@@ -154,11 +169,26 @@ def _job(path: Path) -> HubJob:
 
 
 class HubService:
-    """Call `step` again and again. `finish` writes what a run has ended with."""
+    """Carries out a hub's runs: call `step` again and again.
+
+    Args:
+        home: the hub's directory.
+        courier: reaches the sites.
+        finish: writes what a run has ended with.
+        waits: how long sites have in each phase of a round.
+        metrics: a directory for counters that node_exporter can read.
+    """
 
     def __init__(
-        self, home: HubHome, courier: Courier, finish: Finish, waits: Deadlines | None = None
+        self,
+        home: HubHome,
+        courier: Courier,
+        finish: Finish,
+        waits: Deadlines | None = None,
+        metrics: Path | None = None,
     ) -> None:
+        shown = [] if metrics is None else [metrics / f"fedveil_hub_{home.agreement.name}.prom"]
+        self._metrics = (home.path / "metrics.prom", *shown)
         self.home, self.courier, self.queue = home, courier, Queue(home)
         self.counters = Counters("fedveil_hub")
         self._finish, self._waits, self._key = finish, waits, home.key
@@ -166,6 +196,9 @@ class HubService:
         certificates.check(own.certificate, authority, home.agreement.host, own.key)
         self._identities: dict[str, bytes] = {}
         self._next_meeting = 0.0
+        self._not_before: defaultdict[str, float] = defaultdict(float)  # by run: to be asked again
+        self._pause = threading.Event()  # never set
+        self.tend: Callable[[], None] = lambda: None  # is called now and then during a run
 
     def welcome(self) -> None:
         """The process is up."""
@@ -173,17 +206,20 @@ class HubService:
         _log.info("started at %s", self.home.agreement.address, extra={"about": about})
 
     def step(self) -> bool:
-        """One thing, if there is one to do."""
-        if time.monotonic() > self._next_meeting:
-            settled = self._meet()
-            self._next_meeting = time.monotonic() + (_SETTLED if settled else _MEET)
+        """Do one thing, if there is one to do; return whether there was."""
+        self._meet_if_due()
         members, job = self.home.members, self.queue.next()
-        if members is None or job is None:
+        if members is None or job is None or time.monotonic() < self._not_before[job.name]:
             return False
         try:
             outcome = self._carry_out(job, members)
         except SitesAway as away:  # the run stays in the queue
             self.queue.wait(job.name, str(away.reason))
+            if isinstance(away, OwnersAsked):  # whose sites look at each plan anew
+                self._not_before[job.name] = time.monotonic() + _OWNERS
+        except RoundsLost as lost:  # the rest of its rounds is kept
+            _log.warning("run: stopped: %s", lost, extra={"about": {"run": job.name}})
+            self.queue.end(job, "stopped", str(lost))
         except (FedveilError, OSError) as error:
             outcome = "failed" if (self.home.runs / job.name).exists() else "refused"
             _log.warning("run: %s: %s", outcome, error, extra={"about": {"run": job.name}})
@@ -192,6 +228,11 @@ class HubService:
             _log.info("run: %s", outcome, extra={"about": {"run": job.name}})
             self.queue.end(job, outcome)
         return True
+
+    def _meet_if_due(self) -> None:
+        if time.monotonic() > self._next_meeting:
+            settled = self._meet()
+            self._next_meeting = time.monotonic() + (_SETTLED if settled else _MEET)
 
     def hellos(self) -> dict[str, Message | str]:
         """What each site says of itself; a word on who does not."""
@@ -234,7 +275,7 @@ class HubService:
             host = self.home.agreement.host
             fresh = certificates.renewed(self.home.authority, own.certificate, host)
             keep_pair(self.home.path, "hub", Pair(fresh, own.key))
-        self.counters.write(self.home.path / "metrics.prom")
+        self.counters.write(*self._metrics)
         trusting = [one for one in said.values() if one.header.get("trusts")]
         return len(trusting) == len(self.home.agreement.sites)
 
@@ -247,6 +288,7 @@ class HubService:
         return members
 
     def _renew(self, site: str) -> None:
+        """Send a site a certificate for another year; its first one, of the bundle, is short."""
         old = self.home.site_certificate(site)
         if certificates.days_left(old) < certificates.RENEW_DAYS:
             fresh = certificates.renewed(self.home.authority, old)
@@ -271,6 +313,11 @@ class HubService:
         hub = Hub(members, self._key, self.courier, self.home.path, self._waits)
         hub.stopping = lambda: self.queue.stopping(job.name)
         output, known = self.home.runs / job.name, self._known(job.test)
+        if (revoked := self.home.revoked) and not (output / DOCUMENT).exists():
+            raise ConfigError(
+                f"site {', '.join(sorted(revoked))} was revoked, and a new run needs every site of "
+                "the members' list. Found a new federation without it."
+            )
         if output.exists() and not (output / DOCUMENT).exists():
             shutil.rmtree(output)  # the hub ended before any site was asked for a round
         if output.exists():
@@ -278,13 +325,30 @@ class HubService:
         else:
             run = hub.start(recipe, self._facts(hub, recipe), output, known)
         self.queue.wait(job.name, "")
+
+        def wait(reason: str, seconds: float) -> bool:
+            """Say for whom the run waits, meet the sites meanwhile, and end early if told to."""
+            _log.warning("run: waits for %s", reason, extra={"about": {"run": job.name}})
+            self.queue.wait(job.name, reason)
+            until = time.monotonic() + seconds
+            while not self.queue.stopping(job.name) and time.monotonic() < until:
+                self.tend()
+                self._meet_if_due()
+                self._pause.wait(min(_SLICE, max(0.0, until - time.monotonic())))
+            return not self.queue.stopping(job.name)
+
         try:
-            for report in run:
+            for report in hub.rounds(run, wait, job.most_lost):
+                self.queue.wait(job.name, "")
                 lost = report.dropouts is not None and report.dropouts.not_released
                 self.counters.add("rounds", released="no" if lost else "yes")
+                if isinstance(run.aggregator, RemoteAggregator):
+                    for number in run.aggregator.shared:
+                        self.counters.add("rounds_shared", site=members.names[number])
                 about = {"run": job.name, "round": report.round_number}
                 _log.info("round: %s", lost or "released", extra={"about": about})
-                self.counters.write(self.home.path / "metrics.prom")
+                self.counters.write(*self._metrics)
+                self.tend()
                 if self.queue.stopping(job.name):
                     break
             run.close()

@@ -28,6 +28,7 @@ from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE
 from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.run.aggregator import Summands
+from fedveil.training.client.local_training import BatchKind
 from fedveil.training.models.features import ScatteringFeatures, with_features
 from fedveil.training.models.patches import PatchFeatures
 from fedveil.training.models.random_features import RandomFeatures
@@ -182,7 +183,14 @@ def parameters(recipe: Recipe, federation: Federation) -> int:
 
 
 def planned(recipe: Recipe, federation: Federation) -> Plan:
-    """The plan of a recipe, if it is one that sites can carry out today."""
+    """Return the plan of a recipe, if it is one that sites can carry out today.
+
+    Sites keep ledgers about replaced records, for which secret batches have no proof under noise
+    shares. So batches are secret only where the recipe asks for that, and not by default.
+    """
+    training = recipe.training
+    if training.method == "dp-sgd" and training.batches is None and training.batch_rate is None:
+        recipe = replace(recipe, training=replace(training, batches=BatchKind.SHUFFLED.value))
     plan = plan_of(recipe, federation)
     noise, sums = plan.noise, plan.secure_sums
     if plan.seed is not None:
@@ -202,8 +210,8 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
         raise ConfigError(
             "privacy.budgets: each site keeps its own. Set [budget] scale = true in its policy."
         )
-    if plan.method.voting is not None:
-        raise ConfigError(f"training.method: sites cannot vote yet ({plan.method.name})")
+    if plan.method.voting is not None or plan.pipeline.statistic is not None:
+        raise ConfigError(f"training.method: sites send updates alone, not {plan.method.name}")
     if sums is None and not noise.single_uploads:
         raise ConfigError(
             "aggregation: sites add noise shares under a masked sum, or (client-noise) all noise "

@@ -24,10 +24,11 @@ starts = []         # files of public weights that models may start from: full p
 [cohort]
 minimum = 3         # sites in a round
 honest_shares = 2   # noise shares that the guarantee may count on, at least
-colluders = 0       # sites that it must allow for, at least
+colluders = 1       # sites that may work with the hub, and whose noise does not count, at least
 
 [ask]
 hubs = ["..."]      # public keys; none: the hub of the members' list
+approve = false     # every plan waits for the owner's yes (fedveil site approve)
 
 [show]
 budget = false      # tell the hub what is left of the lifetime's budget
@@ -53,6 +54,7 @@ from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.releases import PrivacyModel
 from fedveil.privacy.rounding import at_most
 from fedveil.privacy.secure_sums.aggregation import SecureSums
+from fedveil_federation.deploy.facts import MAX_PLAN
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class CohortPolicy:
 @dataclass(frozen=True)
 class AskPolicy:
     hubs: tuple[str, ...] = ()
+    approve: bool = False  # every plan waits for the owner's yes
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,11 @@ class Policy:
             return cast(Policy, build(Policy, table, "policy"))
         except ConfigError as error:
             raise ConfigError(str(error).replace("recipe: ", "", 1)) from None
+
+    @property
+    def longest_request(self) -> int:
+        """The bytes that a request of the hub may have: weights that are allowed, or a plan."""
+        return 4 * self.allow.parameters + MAX_PLAN + (1 << 20)
 
     def check_hub(self, hub: str) -> None:
         """Refuse a hub, by its public key, that the owner has not named while naming others."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 
 from fedveil.core.errors import FedveilError
+from fedveil_federation.deploy.approvals import OwnerAsked
 from fedveil_federation.deploy.counters import Counters
 from fedveil_federation.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil_federation.secagg.keys import DeviceKeys
@@ -47,7 +48,8 @@ class Responder(ABC):
         except FedveilError as error:
             _log.warning("refused (%s): %s", kind, error)
             self.counters.add("refusals", kind=kind if kind in KINDS else "other")
-            reply = Message({"status": "refused", "reason": self._told(error)})
+            status = "waits" if isinstance(error, OwnerAsked) else "refused"
+            reply = Message({"status": status, "reason": self._told(error)})
         except Exception:  # a fault here is no business of the hub's
             _log.exception("failed (%s)", kind)
             self.counters.add("failures")
@@ -67,7 +69,7 @@ class Responder(ABC):
 
 KINDS = (
     *("hello", "members", "certificate", "plan", "begin"),
-    *("open", "train", "count", "confirm", "unmask", "abort", "disclose"),
+    *("ready", "open", "train", "count", "confirm", "unmask", "abort", "disclose"),
 )
 
 

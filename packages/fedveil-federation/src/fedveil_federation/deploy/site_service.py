@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+from pathlib import Path
 from time import monotonic
 
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.randomness import Randomness
 from fedveil_federation.deploy import certificates
+from fedveil_federation.deploy.approvals import Approvals
 from fedveil_federation.deploy.envelope import Message
 from fedveil_federation.deploy.guard import Guard
 from fedveil_federation.deploy.members import Members
@@ -18,17 +21,29 @@ from fedveil_federation.deploy.state_dirs import SiteHome
 _log = logging.getLogger(__name__)
 
 _COUNTERS = 1.0  # seconds between two files of counters
+_SPENT = 60.0  # seconds between two looks at what was spent, which takes a moment
 
 
 class SiteService:
-    """`answer` is what a courier attaches. `randomness`: for tests alone."""
+    """Answers for one site: `answer` is what a courier attaches.
 
-    def __init__(self, home: SiteHome, randomness: Randomness | None = None) -> None:
+    Args:
+        home: the site's directory.
+        randomness: for tests alone.
+        metrics: a directory for counters that node_exporter can read.
+    """
+
+    def __init__(
+        self, home: SiteHome, randomness: Randomness | None = None, metrics: Path | None = None
+    ) -> None:
         self.home, self._randomness = home, randomness
-        self._lock, self._written = threading.Lock(), 0.0
+        self._lock, self._written, self._accounted = threading.Lock(), 0.0, -math.inf
+        shown = [] if metrics is None else [metrics / f"fedveil_site_{home.site}.prom"]
+        self._counters = (home.path / "metrics.prom", *shown)
         self.heard = False  # anything from the hub
         own = home.certificate
         certificates.check(own.certificate, home.authority, home.site, own.key)
+        home.check_anchor()
         self._store = home.store()
         self._handlers = {"members": self._proposed, "certificate": self._renewed}
         agreement = home.agreement
@@ -67,10 +82,15 @@ class SiteService:
         self._written = monotonic()
         counters, ledger = self._responder.counters, self._store.ledger
         counters.set("lifetime_epsilon_budget", ledger.budget_epsilon)
+        if isinstance(self._responder, Guard) and monotonic() - self._accounted > _SPENT:
+            self._accounted = monotonic()
+            spent = self._responder.spent(anew=self._responder.worked)
+            if spent is not None:
+                counters.set("lifetime_epsilon_spent", spent)
         counters.set(
             "certificate_days_left", certificates.days_left(self.home.certificate.certificate)
         )
-        counters.write(self.home.path / "metrics.prom")
+        counters.write(*self._counters)
 
     def rested(self, seconds: float) -> bool:
         """Whether this process holds memory for runs that nobody has asked about for so long."""
@@ -106,6 +126,7 @@ class SiteService:
             stopped=lambda: home.stopped,
             handlers=self._handlers,
             keep_plan=home.keep_plan,
+            approvals=Approvals(home.path / "approvals") if home.policy.ask.approve else None,
         )
 
     def _check(self, members: Members) -> None:

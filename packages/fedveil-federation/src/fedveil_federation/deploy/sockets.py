@@ -32,8 +32,15 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from fedveil.core.errors import ConfigError
-from fedveil_federation.deploy.courier import Answer, Courier, Reply, T, Unreachable
-from fedveil_federation.deploy.envelope import MAX_FRAME
+from fedveil_federation.deploy.courier import (
+    MAX_FRAME,
+    Answer,
+    Courier,
+    Reply,
+    T,
+    Unreachable,
+    most_reply,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +62,8 @@ class Listening:
         path: where to listen.
         answer: answers one request.
         mode: the socket's permissions.
-        most: connections that are answered at once; others are closed.
+        most: bytes of a request; a longer one is refused before any of it is read.
+        connections: how many are answered at once; others are closed.
         foreign: whether whoever connects must run under another account than this process, and
             not as root: the courier of a site that gave it an account of its own.
     """
@@ -66,10 +74,11 @@ class Listening:
         answer: Handler,
         *,
         mode: int = 0o600,
-        most: int = 1024,
+        most: int = MAX_FRAME,
+        connections: int = 1024,
         foreign: bool = False,
     ) -> None:
-        free = threading.Semaphore(most)
+        free = threading.Semaphore(connections)
 
         class Asked(socketserver.BaseRequestHandler):
             def handle(self) -> None:
@@ -83,7 +92,7 @@ class Listening:
                     return
                 try:
                     self.request.settimeout(_LONGEST_REQUEST)
-                    with _received(self.request) as (about, content, file):
+                    with _received(self.request, most) as (about, content, file):
                         _send(self.request, answer(about, content), file)
                 except Exception:  # whoever asked sees the end of the connection, and no more
                     return
@@ -112,14 +121,28 @@ class Listening:
         self._path.unlink(missing_ok=True)
 
 
-def request(path: Path, content: bytes, seconds: float, about: bytes = b"") -> bytes:
-    """What a socket answers; `Unreachable` if nobody does in time."""
+def request(
+    path: Path, content: bytes, seconds: float, about: bytes = b"", most: int | None = None
+) -> bytes:
+    """Return what a socket answers.
+
+    Args:
+        path: where somebody listens.
+        content: the request.
+        seconds: how long to wait.
+        about: what the request is about.
+        most: bytes of the answer; without it what a reply to this request may have.
+
+    Raises:
+        Unreachable: nobody answers in time, or the answer is too long.
+    """
+    most = most_reply(len(content)) if most is None else most
     try:
         with _FILES.one() as own, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(max(0.001, seconds))
             asking.connect(str(path))
             _send(asking, content, own, about)
-            with _received(asking, own) as (_, answer, _):
+            with _received(asking, most, own) as (_, answer, _):
                 return answer
     except OSError:
         raise Unreachable(f"nobody answers at {path.name}") from None
@@ -146,13 +169,19 @@ def relay(
 
 
 class SocketCourier(Courier):
-    """Either end: `hub` is where the hub's courier listens, `folder` where guards do.
+    """Either end of a party's courier.
 
-    `separate` says that the courier runs under an account of its own, and must.
+    Args:
+        hub: where the hub's courier listens.
+        folder: where guards do.
+        separate: whether the courier runs under an account of its own, and must.
+        most: bytes of a request to a guard.
     """
 
-    def __init__(self, hub: Path, folder: Path, *, separate: bool = False) -> None:
-        self._hub, self._folder, self._separate = hub, folder, separate
+    def __init__(
+        self, hub: Path, folder: Path, *, separate: bool = False, most: int = MAX_FRAME
+    ) -> None:
+        self._hub, self._folder, self._separate, self._most = hub, folder, separate, most
         self._attached: dict[str, Listening] = {}
 
     def attach(self, site: str, answer: Answer) -> None:
@@ -168,7 +197,8 @@ class SocketCourier(Courier):
             self._folder / f"{site}.sock",
             one_at_a_time,
             mode=0o660 if self._separate else 0o600,
-            most=_MOST_AT_GUARD,
+            most=self._most,
+            connections=_MOST_AT_GUARD,
             foreign=self._separate,
         )
 
@@ -252,15 +282,17 @@ def _send(to: socket.socket, content: bytes, file: int = 0, about: bytes | None 
 
 
 @contextmanager
-def _received(of: socket.socket, own: int = 0) -> Iterator[tuple[bytes, bytes, int]]:
-    """What a message is about, its content, and the file for long ones: it came along, or is the
-    receiver's own."""
+def _received(
+    of: socket.socket, most: int = MAX_FRAME, own: int = 0
+) -> Iterator[tuple[bytes, bytes, int]]:
+    """Yield what a message is about, its content of at most so many bytes, and the file for long
+    ones: it came along, or is the receiver's own."""
     head, files, _, _ = socket.recv_fds(of, 8, 1)
     try:
         head += _exactly(of, 8 - len(head))
         said, file = int.from_bytes(head[:6], "little"), files[0] if files else own
         size = said & ~_IN_FILE
-        if size > MAX_FRAME:
+        if size > most:
             raise OSError("too long")
         about = _exactly(of, int.from_bytes(head[6:], "little"))
         if said == size >= _LONG:

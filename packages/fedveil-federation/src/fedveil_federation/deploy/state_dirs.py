@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
 from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil_federation import client_events
 from fedveil_federation.deploy import certificates
 from fedveil_federation.deploy.agreement import Agreement
 from fedveil_federation.deploy.certificates import Pair
@@ -118,7 +120,7 @@ class HubHome(Home):
             keep_pair(path, "authority", authority)
             keep_pair(path, "hub", own)
             for site in agreement.sites:
-                pair = certificates.new_pair(authority, site)
+                pair = certificates.new_pair(authority, site, days=certificates.BUNDLE_DAYS)
                 keep_secret(path / "bundles" / f"{site}.crt", pair.certificate)
                 bundle = Bundle(site, agreement, pair, authority.certificate)
                 keep_secret(path / "bundles" / f"{site}.bundle", tomli_w.dumps(bundle.to_table()))
@@ -149,11 +151,46 @@ class HubHome(Home):
 
     def renew_certificate(self, site: str) -> Path:
         """A certificate for another year, for a site that cannot be reached to get it."""
-        if site not in self.agreement.sites:
-            raise ConfigError(f"site {site!r} is none of {', '.join(self.agreement.sites)}")
+        self._check_site(site)
         fresh = certificates.renewed(self.authority, self.site_certificate(site))
         self.keep_site_certificate(site, fresh)
         return self._of_site(site)
+
+    @property
+    def port(self) -> int:
+        """Where the hub's courier listens: what sites reach, unless `listen_at` named another."""
+        path = self.path / "listen"
+        if not path.exists():
+            return self.agreement.port
+        try:
+            return int(read_text(path))
+        except ValueError:
+            raise damaged(path) from None
+
+    def listen_at(self, port: int) -> None:
+        """Listen at another port than sites reach, from now on."""
+        if not 0 < port < 2**16:
+            raise ConfigError(f"--listen {port}: need a port, 1 to 65535")
+        keep_secret(self.path / "listen", str(port))
+
+    @property
+    def revoked(self) -> set[str]:
+        """The sites that are not let in any more."""
+        return {site for site in self.agreement.sites if self._revocation(site).exists()}
+
+    def revoke(self, site: str) -> None:
+        """Let a site in no more, whatever certificate it shows; runs may go on without it."""
+        self._check_site(site)
+        keep_secret(self._revocation(site), "")
+
+    def _check_site(self, site: str) -> None:
+        if site not in self.agreement.sites:
+            raise ConfigError(f"site {site!r} is none of {', '.join(self.agreement.sites)}")
+        if site in self.revoked:
+            raise ConfigError(f"site {site!r} was revoked; found a new federation for it")
+
+    def _revocation(self, site: str) -> Path:
+        return self.path / "bundles" / f"{site}.revoked"
 
     def _of_site(self, site: str) -> Path:
         return self.path / "bundles" / f"{site}.crt"
@@ -176,12 +213,13 @@ class Bundle:
     @staticmethod
     def read(path: Path) -> Bundle:
         table = read_toml(path)
-        try:
-            site, authority = table["site"], table["authority"]
-            pair = Pair(table["certificate"], table["key"])
-            found = Bundle(site, Agreement.of(table["federation"]), pair, authority)
-        except KeyError as error:
-            raise ConfigError(f"bundle {path}: no {error} in it") from None
+        kinds = dict.fromkeys(("site", "authority", "certificate", "key"), str)
+        for name, kind in {**kinds, "federation": dict}.items():
+            if not isinstance(table.get(name), kind):
+                raise ConfigError(f"bundle {path}: {name} is missing or damaged; ask for another")
+        site, authority = table["site"], table["authority"]
+        pair = Pair(table["certificate"], table["key"])
+        found = Bundle(site, Agreement.of(table["federation"]), pair, authority)
         if site not in found.agreement.sites:
             raise ConfigError(f"bundle {path}: site {site!r} is none of the federation's")
         certificates.check(pair.certificate, authority, site, pair.key)
@@ -224,6 +262,11 @@ class SiteHome(Home):
     def policy(self) -> Policy:
         return Policy.read(self.path / "policy.toml")
 
+    @cached_property
+    def longest_request(self) -> int:
+        """The bytes that a request of the hub may have, by the policy as it is at the start."""
+        return self.policy.longest_request
+
     @property
     def number(self) -> int:
         return self.agreement.sites.index(self.site)
@@ -245,9 +288,34 @@ class SiteHome(Home):
         """The store; a lifetime's budget that the policy has lowered is lowered in it."""
         found = DeviceStore(self.path / "store.db", _lock_of(self.path))
         allowed, kept = self.policy.lifetime, found.ledger.budget_epsilon
-        if allowed.epsilon is not None and allowed.epsilon != kept:
+        exhausted = kept == client_events.EXHAUSTED
+        if allowed.epsilon is not None and allowed.epsilon != kept and not exhausted:
             found.ledger = _reopened(found, allowed.epsilon)
         return found
+
+    def check_anchor(self) -> None:
+        """Refuse to go on where an older copy of the ledger would not be noticed."""
+        client_events.check_anchor(self.path / "store.db")
+
+    def restore(self, exhaust: bool) -> int:
+        """Bring a store that was put back from a backup up to date.
+
+        What was spent since is charged, and what was begun counts as spent. The key for masks is
+        renewed: the old one may have been used further than the backup knows.
+
+        Args:
+            exhaust: allow nothing any more, where nobody knows what was spent since.
+
+        Returns:
+            How many events of the ledger it lacked.
+        """
+        path, missing = self.path / "store.db", 0
+        if exhaust:
+            client_events.exhaust(path)
+        else:
+            missing = client_events.restore(path)
+        DeviceStore(path, _lock_of(self.path)).renew(f"fedveil/{self.agreement.name}")
+        return missing
 
     def keys(self, store: DeviceStore) -> DeviceKeys:
         """This site's own, made when it joined."""

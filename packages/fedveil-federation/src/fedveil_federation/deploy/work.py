@@ -22,7 +22,7 @@ from fedveil.run.run import job_of
 from fedveil.run.sums import update_sum
 from fedveil.training.engines.choose import build_engine
 from fedveil.training.engines.contract import Engine, RoundRequest
-from fedveil.training.engines.one_client import lone
+from fedveil.training.engines.isolated import isolated_federation
 from fedveil_federation.deploy.envelope import BadFrame, Message
 from fedveil_federation.deploy.plan_document import PlanDocument, seen, terms_at
 from fedveil_federation.secagg.privacy_terms import PrivacyTerms
@@ -212,7 +212,7 @@ class Training(Work):
 
 @lru_cache(maxsize=2)  # for all runs of a site
 def _alone(data: Federation) -> Federation:
-    return lone(data, 0)
+    return isolated_federation(data, 0)
 
 
 def weights_of(data: bytes, size: int) -> torch.Tensor:

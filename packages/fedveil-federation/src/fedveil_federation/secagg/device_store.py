@@ -4,7 +4,7 @@ The file is a client ledger (`privacy/client_ledger.py`) with more tables. Every
 in the ledger's chain, whose head is kept apart, so a file that was cut or put back from a backup is
 noticed and allows nothing any more. Taking part in a round is one transaction: the cost is checked
 against the lifetime budget and reserved, and the round is claimed, or nothing happens. Private keys
-are encrypted under a passphrase or a key file. A copy of the file on another machine is not
+are encrypted under a key file. A copy of the file on another machine is not
 noticed: a device lives in one place.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,8 +35,8 @@ from fedveil_federation.secagg.keys import DeviceKeys, new_keys
 from fedveil_federation.secagg.roster import Known
 
 VERSION = 1
-_SCRYPT_COST = 1 << 15  # 32 MB and a tenth of a second for every guess
 _CHECK = b"device store"
+_ROOM = 1 << 20  # bytes that are free on the disk before a round begins
 _SCHEMA = (
     "CREATE TABLE store (version INTEGER NOT NULL, salt BLOB NOT NULL, sealed BLOB NOT NULL)",
     "CREATE TABLE keys (federation TEXT PRIMARY KEY, device INTEGER NOT NULL,"
@@ -47,18 +48,15 @@ _SCHEMA = (
 )
 
 
+class StoreFault(RuleBroken):
+    """The store cannot be read or written; what it says names files of its owner."""
+
+
 @dataclass(frozen=True)
 class Lock:
-    """What private keys are encrypted under: a passphrase, or the content of a key file."""
+    """What private keys are encrypted under: the content of a key file."""
 
     secret: bytes = field(repr=False)
-    cost: int = _SCRYPT_COST
-
-    @staticmethod
-    def passphrase(text: str) -> Lock:
-        if len(text) < 12:
-            raise ConfigError("passphrase: need 12 characters or more")
-        return Lock(text.encode())
 
     @staticmethod
     def key_file(path: Path) -> Lock:
@@ -71,10 +69,11 @@ class Lock:
             raise ConfigError(f"key file {path}: {error.strerror}") from None
         if len(content) < 32:
             raise ConfigError(f"key file {path}: need 32 random bytes or more")
-        return Lock(content, cost=2)  # it cannot be guessed: nothing to slow down
+        return Lock(content)
 
     def key(self, salt: bytes) -> bytes:
-        return Scrypt(salt=salt, length=32, n=self.cost, r=8, p=1).derive(self.secret)
+        # The content cannot be guessed, so there is nothing to slow down.
+        return Scrypt(salt=salt, length=32, n=2, r=8, p=1).derive(self.secret)
 
 
 class DeviceStore:
@@ -158,12 +157,6 @@ class DeviceStore:
         with self._transaction() as database:
             return self._keep(database, self._enrolled(database, federation).renewed())
 
-    def certified(self, federation: str, certificate: bytes) -> DeviceKeys:
-        """The keys with what an authority has said about their identity."""
-        with self._transaction() as database:
-            keys = replace(self._enrolled(database, federation), certificate=certificate)
-            return self._keep(database, keys)
-
     def forget(self, federation: str) -> None:
         """Take the X25519 key off the disk; the next `enrol` makes a new one."""
         with self._transaction() as database:
@@ -218,9 +211,7 @@ class DeviceStore:
         try:
             return AESGCM(self._key).decrypt(sealed[:12], sealed[12:], about)
         except (InvalidTag, ValueError):
-            raise RuleBroken(
-                f"device store {self.path}: wrong passphrase or key file, or damaged"
-            ) from None
+            raise RuleBroken(f"device store {self.path}: wrong key file, or damaged") from None
 
     # --- rounds -----------------------------------------------------------------------------------
 
@@ -247,6 +238,18 @@ class DeviceStore:
         """Make the charge final, or take it back if nothing of the device's data has left."""
         with self._transaction():
             (self.ledger.commit if left else self.ledger.cancel)(reservation)
+
+    def check_room(self) -> None:
+        """Check that a round could be written down now.
+
+        Raises:
+            StoreFault: the disk has no room for it, or cannot be written.
+        """
+        try:
+            with tempfile.TemporaryFile(dir=self.path.parent) as file:
+                os.posix_fallocate(file.fileno(), 0, _ROOM)
+        except OSError as error:
+            raise StoreFault(f"device store {self.path}: {error.strerror}") from None
 
     def last_round(self, federation: str) -> int:
         """The last round that was claimed in a federation; -1 if there was none."""
@@ -289,7 +292,7 @@ class DeviceStore:
         except PrivacyRefusal as refusal:
             raise RuleBroken(f"this device's ledger refuses: {refusal}") from refusal
         except (FedveilError, sqlite3.Error, OSError, ValueError, ArithmeticError) as error:
-            raise RuleBroken(f"device store {self.path}: {error}; no round without it") from None
+            raise StoreFault(f"device store {self.path}: {error}; no round without it") from None
 
 
 class StoredMemory:

@@ -38,8 +38,8 @@ from fedveil.privacy.secure_sums.aggregation import COUNT
 from fedveil.run.sums import update_sum
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import TrainedClients, UpdatePipeline, shape_rows
+from fedveil.training.engines.local_sgd import local_updates, shorten
 from fedveil.training.engines.records import Batch
-from fedveil.training.engines.steps import local_updates, shorten
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -15,6 +15,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, help="how often each case is run")
     parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="another value in all cases: a recipe key, or a setting of the page as T",
+    )
+    parser.add_argument(
         "--results",
         type=Path,
         default=Path("results"),

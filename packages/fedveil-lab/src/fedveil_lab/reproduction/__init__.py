@@ -1,13 +1,12 @@
 """The papers' tables and figures, run again at their own noise and at proved noise.
 
-Not part of the installed package: `fedveil reproduce` and `fedveil account --paper` find it in a
-source checkout.
+`fedveil reproduce` and `fedveil account --paper` find it where fedveil-lab is installed.
 
 claims/        the papers' formulas as printed, never certified, beside what holds instead
 case.py        one training run, decided to the last number
 run_case.py    runs it and writes down what was seen
 experiment.py  a page: the paper's setting, our differences, the grid of cases, how to show them
-runner.py      runs what is missing of a page
+runner.py      runs what is missing of a page, or stale: today's data or training differ
 summary.py     means and deviations over seeds, beside the paper's number and both epsilons
 writing.py     results/NAME.json and NAME.md;  pictures.py  NAME.png
 pages/         the papers' experiments

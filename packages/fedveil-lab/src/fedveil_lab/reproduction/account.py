@@ -75,7 +75,6 @@ def _fu(args: argparse.Namespace) -> tuple[Claim, Proved]:
     """Local noise, round robin, whole gradients clipped."""
     from fedveil.privacy.sampling import RoundRobin
     from fedveil_lab.reproduction.claims import fu
-    from fedveil_lab.reproduction.claims.claim import claim
 
     sampling = RoundRobin(_need(args, "clients"), _need(args, "cohort"))
     rounds, delta = _need(args, "rounds"), _need(args, "delta")
@@ -84,15 +83,8 @@ def _fu(args: argparse.Namespace) -> tuple[Claim, Proved]:
     ).value
     mechanism = described.mechanism_of(args)
     if described.mechanism_kind(args) == "laplace":
-        scale = _need(args, "scale_multiplier")
-        claimed = claim(
-            fu.PAPER,
-            "Theorem 1",
-            "epsilon",
-            average / scale,
-            "half of the truth: clipping to a norm lets a replaced client move by twice that norm",
-            participations=average,
-            scale_multiplier=scale,
+        claimed = fu.paper_fu_laplace_epsilon(
+            noise_multiplier=_need(args, "scale_multiplier"), participations=average
         )
     else:
         claimed = fu.paper_fu_gaussian_epsilon(

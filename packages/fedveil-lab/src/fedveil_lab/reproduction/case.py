@@ -10,16 +10,17 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
 from fedveil.data.sources import SOURCES, load
-from fedveil.planning.recipe import parse, to_table, with_defaults
+from fedveil.data.sources.files import available
 
 Label = str | int | float
 Measure = Literal["train_loss", "gradient_norm", "update_norms"]
 
-_FORMAT = 2  # of stored outcomes; raised when older ones must not be read
+_FORMAT = 3  # of stored outcomes; raised when older ones must not be read
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Case:
     every: int | None = None  # rounds between evaluations; None: at the end only
     measures: tuple[Measure, ...] = ()
     seeds: int | None = None
+    part: str = ""  # of the method that no recipe names, where the page exchanges one
     _label_of: Mapping[str, Label] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -98,17 +100,19 @@ class Case:
     def settings(self) -> dict[str, Any]:
         """Return everything the case decides about its runs; labels and published numbers do not.
 
-        The recipe is complete: a default that the code changes shows here.
+        Numbers have nine digits: the noise of a formula differs in the last ones by processor.
+        Whether defaults or code have changed is seen by a probe (`run_case.probe_of`), not here.
         """
-        recipe = with_defaults(parse({}, values=dict(self.values)))
         kind = type(self.noise).__name__
+        noise = {} if self.noise is None else {n: f"{v:.9g}" for n, v in asdict(self.noise).items()}
         return {
             "format": _FORMAT,
             "data": asdict(self.data),
-            "recipe": to_table(recipe),
-            "noise": None if self.noise is None else {"kind": kind, **asdict(self.noise)},
+            "recipe": dict(self.values),
+            "noise": {"kind": kind, **noise},
             "every": self.every,
             "measures": self.measures,
+            **({"part": self.part} if self.part else {}),
         }
 
     def digest(self) -> str:
@@ -139,6 +143,19 @@ def federation_of(data: Data) -> Federation:
     return _shuffled(federation) if data.shuffled else federation
 
 
+def at_hand(data: Data) -> bool:
+    """Tell whether the source's files are on this machine; made-up data always are."""
+    source = SOURCES.get(data.source)
+    if source is None or not source.copies:
+        return True
+    return available(source.name, source.copies) is not None
+
+
+def clients_at_hand(data: Data, published: int) -> int:
+    """Return how many clients the files hold; `published`, if they must be downloaded first."""
+    return federation_of(data).clients if at_hand(data) else published
+
+
 @cache
 def federation_digest(data: Data) -> str:
     """Return a digest of every client's examples, and of the test and validation examples.
@@ -159,7 +176,15 @@ def federation_digest(data: Data) -> str:
 
 def _shuffled(federation: Federation) -> Federation:
     """Return the same clients in a random order, drawn once and for all."""
-    order = np.random.default_rng(0).permutation(federation.clients)
+    return _of_clients(federation, np.random.default_rng(0).permutation(federation.clients))
+
+
+def first_clients(federation: Federation, clients: int) -> Federation:
+    """Return the federation of its first clients alone, with all its test examples."""
+    return _of_clients(federation, np.arange(min(clients, federation.clients)))
+
+
+def _of_clients(federation: Federation, order: NDArray[np.int64]) -> Federation:
     starts, sizes = federation.offsets[:-1], federation.sizes
     rows = np.concatenate([np.arange(starts[c], starts[c] + sizes[c]) for c in order])
     return replace(

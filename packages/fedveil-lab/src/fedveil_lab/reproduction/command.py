@@ -17,6 +17,7 @@ from fedveil.core.errors import ConfigError
 Show = Callable[[float, float, str], None]
 
 _NEXT = "\n" + " " * 40  # a title goes on below its first line
+_MOST_STALE = 8  # that are told one by one
 _EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
 
 
@@ -24,17 +25,30 @@ def execute(args: argparse.Namespace) -> int:
     """Run what is missing of an experiment, unless `--report` forbids it, and write its page."""
     if args.name == "list":
         return _list(args)
+    from fedveil.planning.recipe import assigned
     from fedveil.report.store import Store
     from fedveil_lab.reproduction.experiment import Scale
     from fedveil_lab.reproduction.pages import find
     from fedveil_lab.reproduction.pictures import draw
     from fedveil_lab.reproduction.runner import finish, pending, tasks
     from fedveil_lab.reproduction.summary import rows_of
-    from fedveil_lab.reproduction.writing import as_json, document, html, page, write
+    from fedveil_lab.reproduction.writing import (
+        as_json,
+        document,
+        html,
+        page,
+        stale_rows,
+        write,
+    )
 
     experiment, scale = find(args.name), Scale(args.scale)
+    if args.set:
+        experiment = experiment.changed(assigned(args.set))
     store, written = Store(args.results / ".runs"), args.results / f"{experiment.name}.json"
+    before = json.loads(written.read_text("utf-8")) if written.exists() else {}
     todo = tasks(experiment, scale, args.seeds)
+    if before.get("scale") == scale:
+        _tell_stale(stale_rows(experiment, before), len(before["rows"]))
     if not args.report:
         with _progress() as show:
             finish(todo, store, show, experiment.run)
@@ -43,7 +57,7 @@ def execute(args: argparse.Namespace) -> int:
         missing = sum(1 for _ in pending(todo, store))
         described = document(experiment, scale, rows, missing)
     else:
-        described = json.loads(written.read_text("utf-8")) if written.exists() else {}
+        described = before
         if described.get("scale") != scale:
             raise ConfigError(
                 f"--report: no run of {experiment.name} at scale {scale} is finished; leave it out"
@@ -58,6 +72,22 @@ def execute(args: argparse.Namespace) -> int:
         console.stdout().print("wrote " + ", ".join(map(str, paths)))
 
     return console.answer(args, {**described, "written": list(map(str, paths))}, show_findings)
+
+
+def _tell_stale(stale: list[str], rows: int) -> None:
+    """Say which written rows other code or data gave; a run computes these again, and only these
+    if the others' runs are in the store."""
+    if not stale:
+        return
+    errors = console.stderr()
+    console.say(
+        f"Of the {rows} written rows, {len(stale)} are stale: today's code or data differ.",
+        to=errors,
+    )
+    for line in stale[:_MOST_STALE]:
+        console.say(f"- {line}", to=errors)
+    if len(stale) > _MOST_STALE:
+        console.say(f"- and {len(stale) - _MOST_STALE} more", to=errors)
 
 
 def _list(args: argparse.Namespace) -> int:

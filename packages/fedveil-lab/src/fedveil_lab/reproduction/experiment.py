@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
 from importlib import import_module, resources
+from inspect import signature
 from itertools import product
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from fedveil.core.errors import ConfigError
 from fedveil.report.store import Outcome
 from fedveil_lab.reproduction.case import Case, Label
 
@@ -79,7 +83,7 @@ class Experiment:
     title: str
     setting: tuple[str, ...]  # of the paper, one line each
     differences: tuple[Difference, ...]
-    cases: Callable[[Scale], tuple[Case, ...]]
+    cases: Callable[..., tuple[Case, ...]]  # of a scale
     metric: str
     unit: str
     panels: tuple[Panel, ...]
@@ -96,6 +100,26 @@ class Experiment:
 
     def minutes(self, scale: Scale) -> float:
         return self.quick_minutes if scale is Scale.QUICK else self.full_minutes
+
+    def changed(self, given: Mapping[str, Any]) -> Experiment:
+        """Return the experiment with other settings in all its cases, under a name of its own.
+
+        Args:
+            given: Recipe keys (with a dot) and settings of the page's cases (without).
+        """
+        told = ", ".join(f"{name} = {value}" for name, value in given.items())
+        free = (
+            replace(panel, where=tuple((k, v) for k, v in panel.where if k not in given))
+            for panel in self.panels
+        )
+        return replace(
+            self,
+            name=f"{self.name}-changed",
+            title=f"{self.title}; with {told}",
+            differences=(*self.differences, Difference("set by hand", "as above", told)),
+            cases=partial(self.cases, given=given),
+            panels=tuple(dict.fromkeys(free)),
+        )
 
 
 @cache
@@ -136,16 +160,49 @@ _PLAIN = (
 )
 
 
-def _cases(make: Callable[..., Case], page: Mapping[str, Any], scale: Scale) -> tuple[Case, ...]:
+def _cases(
+    make: Callable[..., Case],
+    page: Mapping[str, Any],
+    scale: Scale,
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Case, ...]:
+    """Return the cases of a page; where `given` settings make two alike, the first one stays."""
     common = {**page.get("recipe", {}), **page.get(f"recipe_{scale}", {})}
-    found = []
+    found: dict[Any, Case] = {}
     for block in page["cases"]:
         if block.get("scale", scale) == scale:
             for chosen in _grid(block, block.get(str(scale), {})):
+                chosen |= given
                 recipe = {key: value for key, value in chosen.items() if "." in key}
                 settings = {key: value for key, value in chosen.items() if "." not in key}
-                found.append(make(scale, {**common, **recipe}, **settings))
-    return tuple(found)
+                case = _made(make, scale, {**common, **recipe}, settings)
+                found.setdefault((case.labels, json.dumps(case.settings())), case)
+    for case in found.values():
+        for key, value in given.items():
+            if "." in key and dict(case.values).get(key) != value:
+                known = ", ".join(k for k in signature(make).parameters if k not in _NOT_SETTINGS)
+                raise ConfigError(
+                    f"--set {key}: the page decides it for {case.described()!r}. Set what it "
+                    f"follows from: {known}"
+                )
+    return tuple(found.values())
+
+
+_NOT_SETTINGS = ("scale", "recipe", "labels", "published", "seeds", "best")
+
+
+def _made(
+    make: Callable[..., Case], scale: Scale, recipe: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Case:
+    names = signature(make).parameters
+    for name in settings:
+        if name not in names:
+            known = ", ".join(k for k in names if k not in _NOT_SETTINGS)
+            raise ConfigError(
+                f"--set {name}: the cases of this page have no such setting. Give a recipe key, as "
+                f"training.rounds, or one of {known}"
+            )
+    return make(scale, recipe, **settings)
 
 
 def _grid(block: Mapping[str, Any], change: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch.func import functional_call
 
 from fedveil.core.files import write_atomically
+from fedveil.methods.parts.method import Method
 from fedveil.methods.registry import method_of
 from fedveil.planning.recipe import Recipe, parse, with_defaults
 from fedveil.report.store import Outcome
@@ -25,12 +27,30 @@ from fedveil.training.engines.batched import as_tensor
 from fedveil.training.models.losses import example_losses
 from fedveil.training.models.zoo import build
 from fedveil_lab.reproduction.budgets import planned
-from fedveil_lab.reproduction.case import Case, federation_of
+from fedveil_lab.reproduction.case import (
+    Case,
+    Certified,
+    Claimed,
+    Data,
+    Noise,
+    federation_of,
+    first_clients,
+)
 from fedveil_lab.reproduction.norms import NormRecorder
 from fedveil_lab.reproduction.together import drawn_together
 
 Tick = Callable[[float], None]  # called with the share of rounds that are done
 Seen = dict[str, Any]  # figures by name, between two rounds
+
+_PROBE_CLIENTS, _PROBE_NOISE = 8, 0.01
+_PROBE_AT_MOST = {
+    "training.rounds": 2,
+    "training.cohort": 4,
+    "training.local_steps": 5,
+    "training.local_epochs": 1,
+    "voting.epochs": 1,
+}
+_PROBE_TOLERANCE = 1e-4  # far above what processors differ by, far below a change of the training
 
 
 def recipe_of(case: Case, seed: int) -> Recipe:
@@ -39,12 +59,20 @@ def recipe_of(case: Case, seed: int) -> Recipe:
 
 
 def run_case(
-    case: Case, seed: int, tick: Tick = lambda share: None, kept: Path | None = None
+    case: Case,
+    seed: int,
+    tick: Tick = lambda share: None,
+    kept: Path | None = None,
+    adapt: Callable[[Method], Method] = lambda method: method,
 ) -> Outcome:
     """Train a case to its end: final metrics, the curve on the way, noise and both epsilons.
 
-    The seed draws cohorts, batches, noise and initial weights; who owns what stays. An interrupted
-    run goes on from its last evaluation if it is `kept` in a file, which is gone at the end.
+    Args:
+        case: What to train.
+        seed: Draws cohorts, batches, noise and initial weights; who owns what stays.
+        tick: Called after each round with the share that is done.
+        kept: A file from which an interrupted run goes on; it is gone at the end.
+        adapt: Exchanges a part of the method that no recipe names.
     """
     began = time.perf_counter()
     federation, recipe = federation_of(case.data), recipe_of(case, seed)
@@ -52,7 +80,7 @@ def run_case(
     model = build(
         chosen.name, federation, hidden=chosen.hidden, input_norm=chosen.input_norm, seed=seed
     )
-    method = drawn_together(method_of(recipe))
+    method = adapt(drawn_together(method_of(recipe)))
     plan, cost = planned(method, federation, model, case.noise, seed)
     run = Run(
         plan,
@@ -85,9 +113,58 @@ def run_case(
         "curve": [*curve, final],
         **({"norms": norms} if norms else {}),
         "cost": asdict(cost),
+        "probe": probe_of(case),
         "engine": run.choice.name,
         "seconds": round(time.perf_counter() - began, 2),
     }
+
+
+def probe_of(case: Case) -> float | None:
+    """Return how far two short rounds of eight clients, with little noise, move the weights.
+
+    The number follows all code that trains: models, local steps, clips, noise and its streams,
+    server, defaults of the recipe. Cases that differ in their budget alone share it.
+
+    Returns:
+        The Euclidean distance; None where it is not finite.
+    """
+    noise = case.noise
+    if isinstance(noise, Claimed | Certified):
+        noise = Claimed(1.0, noise.delta, _PROBE_NOISE)
+    values = {
+        key: min(value, _PROBE_AT_MOST.get(key, value)) if key in _PROBE_AT_MOST else value
+        for key, value in case.values
+        if not key.startswith("engine.")  # the fastest on this machine
+    }
+    if "training.rate" in values:
+        values["training.rate"] = 0.5
+    return _probe(case.data, json.dumps(values, sort_keys=True), noise)
+
+
+@cache
+def _probe(data: Data, values: str, noise: Noise) -> float | None:
+    federation = first_clients(federation_of(data), _PROBE_CLIENTS)
+    recipe = with_defaults(parse({}, values=json.loads(values)))
+    chosen = recipe.model
+    model = build(
+        chosen.name, federation, hidden=chosen.hidden, input_norm=chosen.input_norm, seed=0
+    )
+    plan, _ = planned(drawn_together(method_of(recipe)), federation, model, noise, 0)
+    run = Run(plan, speed=Speed(processes=1), every=plan.method.rounds)
+    start = run.state.weights.clone()
+    try:
+        for _ in run:
+            pass
+        return _number(float((run.state.weights - start).norm()))
+    finally:
+        run.close()
+
+
+def same_probe(one: float | None, other: float | None) -> bool:
+    """Tell whether two probes are of the same training, whatever the processors."""
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=_PROBE_TOLERANCE)
 
 
 @dataclass(frozen=True)

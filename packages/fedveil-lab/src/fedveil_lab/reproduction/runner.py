@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedveil.report.store import Outcome, Store
 from fedveil_lab.reproduction.case import Case
 from fedveil_lab.reproduction.experiment import Experiment, Scale
-from fedveil_lab.reproduction.run_case import Tick, run_case
+from fedveil_lab.reproduction.run_case import Tick, probe_of, run_case, same_probe
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,21 @@ def tasks(experiment: Experiment, scale: Scale, seeds: int | None = None) -> tup
     )
 
 
+def finished(task: Task, store: Store) -> Outcome | None:
+    """Return the stored outcome of a run, unless today's code trains differently."""
+    outcome = store.find(task.key)
+    if outcome is None or (
+        "probe" in outcome and not same_probe(outcome["probe"], probe_of(task.case))
+    ):
+        return None
+    return outcome
+
+
 def pending(todo: tuple[Task, ...], store: Store) -> Iterator[Task]:
-    """Those that are not in the store; runs that several cases share come once."""
+    """Yield runs that are not in the store or are stale; those that cases share come once."""
     seen: set[str] = set()
     for task in todo:
-        if task.key not in seen and store.find(task.key) is None:
+        if task.key not in seen and finished(task, store) is None:
             seen.add(task.key)
             yield task
 

@@ -11,7 +11,7 @@ from fedveil.report.spread import Spread, spread_of
 from fedveil.report.store import Outcome, Store
 from fedveil_lab.reproduction.case import Case, Label
 from fedveil_lab.reproduction.experiment import Experiment, Scale
-from fedveil_lab.reproduction.runner import tasks
+from fedveil_lab.reproduction.runner import finished, tasks
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,10 @@ def rows_of(
     experiment: Experiment, scale: Scale, store: Store, seeds: int | None = None
 ) -> tuple[Row, ...]:
     """Every case of which at least one run is finished, in the page's order."""
-    found: dict[Case, list[Outcome]] = {case: [] for case in experiment.cases(scale)}
+    cases = {case.labels: case for case in experiment.cases(scale)}
+    found: dict[Any, list[Outcome]] = {labels: [] for labels in cases}
     for task in tasks(experiment, scale, seeds):
-        outcome = store.find(task.key)
+        outcome = finished(task, store)
         if outcome is not None:
-            found[task.case].append(outcome)
-    return tuple(Row(case, tuple(outcomes)) for case, outcomes in found.items() if outcomes)
+            found[task.case.labels].append(outcome)
+    return tuple(Row(cases[name], tuple(outcomes)) for name, outcomes in found.items() if outcomes)

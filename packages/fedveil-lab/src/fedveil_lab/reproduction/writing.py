@@ -11,9 +11,11 @@ from fedveil.cli import console
 from fedveil.core.files import write_atomically
 from fedveil.report import compared
 from fedveil.report.spread import Spread
+from fedveil_lab.reproduction.case import Case, at_hand
 from fedveil_lab.reproduction.charts import charts_of
 from fedveil_lab.reproduction.experiment import Experiment, Scale
 from fedveil_lab.reproduction.ridges import ridges_of
+from fedveil_lab.reproduction.run_case import probe_of, same_probe
 from fedveil_lab.reproduction.summary import Row
 
 _LINES = ",\n"
@@ -72,8 +74,31 @@ def _row(experiment: Experiment, row: Row, common: Mapping[str, Any]) -> dict[st
         "delta": cost["delta"],
         "noise_multiplier": cost["noise_multiplier"],
         "digest": row.case.digest(),
+        "probe": row.outcomes[0].get("probe"),
         "recipe": {key: value for key, value in row.case.values if key not in common},
     }
+
+
+def stale_rows(experiment: Experiment, written: Mapping[str, Any]) -> list[str]:
+    """Return the labels of written rows that today's settings, data or code would give otherwise.
+
+    Rows whose data are not on this machine cannot be judged and are left out.
+    """
+    cases = {str(dict(case.labels)): case for case in experiment.cases(Scale(written["scale"]))}
+    return [
+        ", ".join(f"{name} {value}" for name, value in row["labels"].items())
+        for row in written["rows"]
+        if not _is_current(cases.get(str(row["labels"])), row)
+    ]
+
+
+def _is_current(case: Case | None, row: Mapping[str, Any]) -> bool:
+    if case is None:
+        return False
+    if not at_hand(case.data):
+        return True
+    probe = None if row.get("probe") is None else probe_of(case)  # a page's own runs have none
+    return row["digest"] == case.digest() and same_probe(row.get("probe"), probe)
 
 
 def html(described: Mapping[str, Any]) -> str:
@@ -105,6 +130,9 @@ def page(described: Mapping[str, Any]) -> str:
     lines = [f"# {described['paper']}, {described['title']}", ""]
     if missing:
         lines += [f"**Missing runs: {missing}**; the command below goes on.", ""]
+    older = sum(row["digest"] is None for row in described["rows"])
+    if older:
+        lines += [f"**Of older code: {older} rows**; today's may give other numbers.", ""]
     lines += [
         f"Scale {scale}, {seeds} seeds. Again with "
         f"`fedveil reproduce {name} --scale {scale} --seeds {seeds}`.",

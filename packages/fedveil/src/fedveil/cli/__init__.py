@@ -60,7 +60,7 @@ def commands() -> dict[str, Command]:
 # Commands that need a package which may not be installed, and its name.
 _ELSEWHERE = {
     **dict.fromkeys(("federation", "site", "hub"), "fedveil-federation"),
-    **dict.fromkeys(("reproduce", "audit", "attack", "check"), "fedveil-lab"),
+    **dict.fromkeys(("reproduce", "bound", "audit", "attack", "check"), "fedveil-lab"),
 }
 
 _TABLES = (".csv", ".csv.gz", ".parquet")

@@ -18,7 +18,7 @@ _REMEDIES = {
     ),
 }
 _TABLE = ("client_column", "label", "label_separator")  # options that describe a table
-_REPEATED = ("data", *_TABLE, "class_weights", "unit", "classes")
+_REPEATED = ("data", *_TABLE, "class_weights", "unit", "classes", "epsilon", "delta")
 
 
 def certifying_command(

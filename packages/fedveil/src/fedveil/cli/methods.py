@@ -7,7 +7,7 @@ import argparse
 from fedveil.cli import console
 from fedveil.methods.recipes.values import kind_name
 from fedveil.methods.registry import METHODS, MethodEntry
-from fedveil.planning.recipe import shipped
+from fedveil.planning.recipe import read, shipped
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,16 +17,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     chosen = list(METHODS.values()) if args.name is None else [METHODS.find(args.name, "methods")]
     if args.json:
-        console.emit({"methods": [_document(entry) for entry in chosen]})
+        papers = _papers()
+        console.emit({"methods": [_document(entry, papers[entry.name]) for entry in chosen]})
         return 0
     from rich.padding import Padding
     from rich.text import Text
 
-    screen = console.stdout()
+    screen, papers = console.stdout(), _papers()
     for entry in chosen:
         screen.print(Text(entry.name, "bold"), Text(f"({entry.source})", "dim"), soft_wrap=True)
         seen_by = f", from {entry.towards}" if entry.private else ""
-        for said in (entry.what, f"protects {entry.protects}{seen_by}"):
+        lines = [entry.what, f"protects {entry.protects}{seen_by}"]
+        if entry.aliases:
+            lines.append(f"also called {', '.join(entry.aliases)}")
+        if papers[entry.name]:
+            lines.append(f"as in the paper: {', '.join(papers[entry.name])}")
+        for said in lines:
             screen.print(Padding(Text(said), (0, 0, 0, 4), expand=False))
     if args.name is None:
         screen.print("fedveil run NAME trains the recipe of that name; fedveil methods NAME says")
@@ -45,7 +51,16 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _document(entry: MethodEntry) -> dict[str, object]:
+def _papers() -> dict[str, list[str]]:
+    """Return the recipes with the papers' own settings, by the name of their method."""
+    names: dict[str, list[str]] = {method: [] for method in METHODS}
+    for name, path in shipped().items():
+        if name.startswith("papers/"):
+            names[read(path)["training"]["method"]].append(name)
+    return names
+
+
+def _document(entry: MethodEntry, papers: list[str]) -> dict[str, object]:
     recipe = shipped().get(entry.name)
     return {
         "name": entry.name,
@@ -56,6 +71,7 @@ def _document(entry: MethodEntry) -> dict[str, object]:
         "protects": entry.protects,
         "towards": entry.towards,
         "recipe": None if recipe is None else str(recipe),
+        "papers": papers,
         "keys": list(entry.keys),
         "own_keys": [
             {"name": f"method.{key.name}", "default": key.default, "what": key.what}

@@ -59,6 +59,8 @@ _KEYS = {
     "data.classes": "classes",
     "training.class_weights": "class_weights",
     "privacy.unit": "unit",
+    "privacy.epsilon": "epsilon",
+    "privacy.delta": "delta",
 }
 
 
@@ -100,12 +102,16 @@ def chosen(args: argparse.Namespace, recipe: Recipe, purchase: Purchase) -> Chos
             "write a recipe first (fedveil plan --data FILE --schema FILE --write FILE)",
         )
     keys = {assignment.partition("=")[0].strip() for assignment in args.set}
-    return choose(recipe, keys | set(given(args)), purchase)
+    from fedveil.cli.plan import progress
+
+    with progress("settings") as show:
+        return choose(recipe, keys | set(given(args)), purchase, show=show)
 
 
 def plan_table(args: argparse.Namespace) -> int:
     """`fedveil plan --data`: what `fedveil run` would choose and promise."""
-    from fedveil.cli.plan_tables import write_recipe
+    from fedveil.cli.plan import progress
+    from fedveil.cli.plan_show import write_recipe
     from fedveil.planning import recipe as recipes
     from fedveil.planning.assemble import plan_of
     from fedveil.tune.defaults import choose
@@ -114,7 +120,8 @@ def plan_table(args: argparse.Namespace) -> int:
     recipe = recipes.parse({}, args.set, given(args))
     keys = {assignment.partition("=")[0].strip() for assignment in args.set}
     # Nothing may be bought for a run that does not take place.
-    choice = choose(recipe, keys | set(given(args)), buy=False)
+    with progress("plan") as tell:
+        choice = choose(recipe, keys | set(given(args)), buy=False, show=tell)
     guarantee = plan_of(choice.recipe, choice.federation).guarantee
     if args.write is not None:
         looked = () if recipe.data.schema is not None else (str(recipe.data.file),)

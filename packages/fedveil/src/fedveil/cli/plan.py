@@ -1,37 +1,44 @@
-"""`fedveil plan`: what a privacy budget buys, and on how many steps and rounds to spend it."""
+"""`fedveil plan`: what a privacy budget buys, which settings to run with, and what to expect."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, own_data
-from fedveil.cli.plan_tables import (
-    LOSS,
-    TRUSTS,
-    answer_feasible,
-    draw_advice,
+from fedveil.cli.plan_show import (
+    OWN_DATA,
+    draw,
     show_advice,
-    ways,
+    show_feasible,
+    write_recipe,
 )
 from fedveil.core.errors import ConfigError
+from fedveil.core.registry import extension
 
 if TYPE_CHECKING:
-    from fedveil.tune.bounds import FuBound, Score
+    from fedveil.planning.plan import Plan
+    from fedveil.planning.recipe import Recipe
+    from fedveil.tune.advice import Advice
+    from fedveil.tune.feasible import Question
+    from fedveil.tune.tuner import Progress, Tuner
 
 
 def _picture(text: str) -> Path:
-    """Refused before anything is worked out."""
+    """Refuse an unknown kind of picture before anything is worked out."""
     path = Path(text)
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise argparse.ArgumentTypeError(f"{text}: use .png, .pdf or .svg")
     return path
 
 
-def _whole(text: str) -> int:
-    """A whole number; 1e6 and 1_000_000 are read too."""
+def whole(text: str) -> int:
+    """Read a whole number, also as 1e6 or 1_000_000."""
     try:
         return int(text)
     except ValueError:
@@ -42,194 +49,283 @@ def _whole(text: str) -> int:
 
 
 def _wholes(text: str) -> tuple[int, ...]:
-    return tuple(_whole(part) for part in text.split(","))
+    return tuple(whole(part) for part in text.split(","))
 
 
 _wholes.__name__ = "list of whole numbers"
-_whole.__name__ = "whole number"  # argparse says "invalid whole number value"
+whole.__name__ = "whole number"  # argparse says "invalid whole number value"
 
+_TRUSTS = ("local", "distributed", "central")
+_GIVEN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise")  # by a recipe
 _OPTIONS: dict[str, console.Options] = {
     "": {
         "--set KEY=VALUE": (list, "change the recipe"),
-        "--proxy NAME": (str, "public data to try things on: a source, a file, synthetic"),
+        "--proxy NAME": (str, "public data to try settings on: a source, a file, synthetic"),
         "--write FILE": (Path, "save the recommended recipe"),
-        "--iterations": (bool, "best local steps and rounds"),
-        "--feasible": (bool, "noise by trust and sampling"),
-        "--pilot": (bool, "find settings by runs on the proxy"),
+        "--pilot": (bool, "only search for settings, and four times as long"),
+        "--feasible": (bool, "only what noise costs, by trust and sampling"),
+        "--time": (float, "seconds after which a search ends"),
+        "--max-steps": (whole, "largest total of local steps (the recipe's)"),
+        "--records": (whole, "of a client, if publicly known"),
+        "--spent-epsilon": (float, "used up before", 0.0),
+        "--spent-delta": (float, "used up before", 0.0),
         "--plot FILE": (_picture, "draw it: .png, .pdf or .svg"),
     },
     "a table of your own: what fedveil run would choose": own_data.OPTIONS,
-    "pilot": {
-        "--time": (float, "seconds to search (60)"),
-        "--journal FILE": (Path, "keep trials, go on from them"),
-    },
     "tuning on private data, charged to the budget": {
         "--tune-on-private-data": (bool, "train, and keep the best of some runs"),
         "--tuning-mean": (float, "runs on average (10)", 10.0),
         "--output DIR": (Path, "where to keep the chosen model"),
     },
-    "iterations: what is given and what is searched": {
-        "--total-steps": (_whole, "local steps x rounds, given"),
-        "--local-steps": (_whole, "steps in a round, given"),
-        "--max-steps": (_whole, "largest total to try (100000)"),
-        "--score": (("fu", "hu", "cheng"), "what to make small (fu)", "fu"),
-    },
-    "the loss (from public or proxy data, never from private)": {
-        "--strong-convexity": (float, "mu: least curvature of the loss"),
-        "--smoothness": (float, "L: largest curvature of the loss"),
-        "--gradient-bound": (float, "largest norm of a gradient (G)"),
-        "--heterogeneity": (float, "Gamma: how far clients disagree"),
-        "--initial-distance": (float, "squared distance to the optimum"),
-        "--initial-gap": (float, "hu: loss at the start above the optimum"),
-        "--gradient-variance": (float, "hu: of one record's gradient"),
-    },
-    "the run": {
-        "--clients": (_whole, "owners of data"),
-        "--cohort": (_wholes, "clients in a round; feasible: or a list"),
-        "--dimension": (_whole, "weights of the model"),
-        "--learning-rate": (float, "hu, cheng: of the local steps"),
-        "--server-learning-rate": (float, "cheng (1)", 1.0),
-        "--batch-size": (_whole, "hu: records in a step"),
-        "--records": (_whole, "of a client, if publicly known"),
-        "--honest-shares": (_whole, "hu: shares to credit (1)", 1),
-    },
     "feasible: what to tabulate": {
         "--rounds": (_wholes, "as 10,100,1000 (these)"),
-        "--trust": (list(TRUSTS), "only this; may be repeated"),
+        "--trust": (list(_TRUSTS), "only this; may be repeated"),
         "--dropped": (float, "share of shares lost (0.1)", 0.1),
-        "--colluders": (_whole, "colluding clients (1)", 1),
+        "--colluders": (whole, "colluding clients (1)", 1),
     },
-    "the noise: a constant, or a budget": {
-        "--noise-constant": (float, "C_M of the bound"),
-        "--growth": (float, "z: its growth with rounds; 2 Laplace, 1 Gauss"),
-        "--noise": (("laplace", "gaussian"), "from a budget (gaussian)"),
+    "feasible without a recipe": {
         "--epsilon": (float, "the budget"),
         "--delta": (float, "default min(1e-5, clients^-1.1)"),
-        "--clip-norm": (float, "of the whole gradient: L1 laplace, L2 else"),
-        "--adjacency": (("replace", "zero-out"), "what is hidden of a client", "replace"),
-        "--imbalance": (float, "N*sum(n^2)/(sum n)^2 (1)", 1.0),
-        "--spent-epsilon": (float, "used up before", 0.0),
-        "--spent-delta": (float, "used up before", 0.0),
+        "--clients": (whole, "owners of data"),
+        "--cohort": (_wholes, "clients in a round; or a list"),
+        "--dimension": (whole, "weights of the model"),
+        "--noise": (("laplace", "gaussian"), "which (gaussian)"),
     },
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("recipe", nargs="?", type=Path, help="plan this recipe's budget")
     for title, options in _OPTIONS.items():
         console.add_options(parser, options, title)
-    for old, name in (("--mu", "strong_convexity"), ("--lambda", "smoothness")):
-        parser.add_argument(old, type=float, dest=name, help=argparse.SUPPRESS)  # earlier spellings
 
 
 def execute(args: argparse.Namespace) -> int:
-    asked = args.pilot + args.tune_on_private_data
-    if asked > 1 or (asked and (args.iterations or args.feasible)):
-        raise ConfigError(
-            "plan: choose one of --pilot, --tune-on-private-data, and --iterations or --feasible"
-        )
-    if args.pilot:
-        from fedveil.cli.plan_pilot import plan_pilot
-
-        return plan_pilot(args)
+    """Answer what was asked: about a recipe, a table or a budget."""
+    if args.pilot + args.tune_on_private_data + args.feasible > 1:
+        raise ConfigError("plan: choose one of --pilot, --feasible and --tune-on-private-data")
+    if args.time is not None and not (math.isfinite(args.time) and args.time > 0):
+        raise ConfigError(f"--time: must be a positive number of seconds, got {args.time:g}")
     if args.tune_on_private_data:
         from fedveil.cli.plan_private import tune_privately
 
         return tune_privately(args)
-    for name in ("journal", "time", "output"):
-        if getattr(args, name) is not None:
-            other = "--tune-on-private-data" if name == "output" else "--pilot"
-            raise ConfigError(f"--{name}: can only be used with {other}")
+    if args.output is not None:
+        raise ConfigError("--output: can only be used with --tune-on-private-data")
     if args.data is not None and args.recipe is None:
         return own_data.plan_table(args)
-    if args.recipe is not None or args.set:
-        from fedveil.cli.plan_recipe import plan_recipe
-
-        return plan_recipe(args)
+    if args.recipe is not None or args.set or args.pilot:
+        return _plan_recipe(args)
     for name in ("proxy", "write"):
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name}: can only be used with a recipe")
-    if args.iterations == args.feasible:
-        raise ConfigError("plan: name a recipe, or use --iterations or --feasible")
-    return _iterations(args) if args.iterations else _feasible(args)
+    if not args.feasible:
+        raise ConfigError("plan: name a recipe, --data FILE, or use --feasible")
+    return _feasible(args)
+
+
+def recipe_of(args: argparse.Namespace) -> Recipe:
+    """Return the recipe that was named, with its changes; what it says must not be said again."""
+    from fedveil.planning import recipe as recipes
+
+    for name in _GIVEN:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"{console.flag(name)}: given by the recipe; change it with --set")
+    table = recipes.DEFAULT_JOB if args.recipe is None else recipes.read(args.recipe)
+    return recipes.with_defaults(recipes.parse(table, args.set))
+
+
+def _plan_recipe(args: argparse.Namespace) -> int:
+    """Show what noise costs around a recipe, which settings to run, and what costs nothing."""
+    recipe = recipe_of(args)
+
+    from fedveil.tune import advice
+
+    document: dict[str, Any] = {}
+    if args.feasible:
+        document = _around(args, *_what_is_left(args, recipe))
+        found = None
+    else:
+        names = ("proxy", "records", "max_steps", "spent_epsilon", "spent_delta")
+        given = {name: getattr(args, name) for name in names}
+        seconds = math.inf if args.time is None else args.time
+        effort = advice.PILOT if args.pilot else advice.EFFORT
+        tuner = advice.prepare(recipe, **given, effort=effort, seconds=seconds)
+        with progress("plan") as tuner.show:
+            found = advice.advise(tuner)
+        if not args.pilot:
+            document = _around(args, tuner.trials.recipe, tuner.trials.real)
+        _advise(args, tuner, found, document)
+    if args.json:
+        console.emit(document)
+    return 130 if found is not None and found.interrupted else 0
+
+
+def _what_is_left(args: argparse.Namespace, recipe: Recipe) -> tuple[Recipe, Plan]:
+    """Return the recipe with the rest of its budget, and its plan."""
+    from dataclasses import replace
+
+    from fedveil.planning.assemble import federation_of, plan_of
+    from fedveil.tune.feasible import remaining
+
+    plan = plan_of(recipe, federation_of(recipe.data))
+    if plan.guarantee is None or recipe.privacy.epsilon is None:
+        raise ConfigError(f"training.method: {plan.method.name!r} has no budget to plan for")
+    spent = args.spent_epsilon, args.spent_delta
+    epsilon, delta = remaining(recipe.privacy.epsilon, plan.guarantee.delta, *spent)
+    return replace(recipe, privacy=replace(recipe.privacy, epsilon=epsilon, delta=delta)), plan
+
+
+def _around(args: argparse.Namespace, recipe: Recipe, plan: Plan) -> dict[str, Any]:
+    """Answer what noise costs around a recipe that protects whole clients."""
+    from fedveil.core.units import Unit
+    from fedveil.tune.feasible import Question
+
+    if plan.privacy_model is None or plan.privacy_model.unit is not Unit.CLIENT:
+        if args.feasible:
+            raise ConfigError(
+                f"training.method: {plan.method.name!r} protects records, and --feasible is about "
+                "whole clients; leave it out"
+            )
+        return {}
+    rounds, delta = plan.method.rounds, plan.guarantee.delta if plan.guarantee else 0.0
+    question = Question(
+        recipe.privacy.epsilon or 0.0,
+        delta if recipe.privacy.delta is None else recipe.privacy.delta,
+        plan.sampling.clients or plan.federation.clients,
+        plan.layout.size,
+        (max(1, round(plan.sampling.expected_cohort)),),
+        args.rounds or tuple(dict.fromkeys((max(1, rounds // 4), rounds, 4 * rounds))),
+        noise=recipe.privacy.noise,
+        **_ways(args),
+    )
+    return _answer(args, question)
 
 
 def _feasible(args: argparse.Namespace) -> int:
+    """Answer what noise costs for a budget and a population."""
     from fedveil.tune.feasible import ROUNDS, question_of
 
-    _need(args, "--feasible", "epsilon", "clients", "dimension", "cohort")
+    needed = ("epsilon", "clients", "dimension", "cohort")
+    if missing := [console.flag(name) for name in needed if getattr(args, name) is None]:
+        raise ConfigError(f"--feasible needs {', '.join(missing)}, or a recipe")
     names = ("epsilon", "delta", "clients", "dimension", "spent_epsilon", "spent_delta")
+    asked = {"cohorts": args.cohort, "rounds": args.rounds or ROUNDS, **_ways(args)}
     given = {name: getattr(args, name) for name in names}
-    cohorts, rounds, noise = args.cohort, args.rounds or ROUNDS, args.noise or "gaussian"
-    question = question_of(**given, cohorts=cohorts, rounds=rounds, noise=noise, **ways(args))
-    answer_feasible(args, question)
+    document = _answer(args, question_of(**given, **asked, noise=args.noise or "gaussian"))
+    if args.json:
+        console.emit(document)
     return 0
 
 
-def _iterations(args: argparse.Namespace) -> int:
-    from fedveil.tune.iterations import advise
+def _ways(args: argparse.Namespace) -> dict[str, Any]:
+    from fedveil.core.units import Trust
 
-    if args.cohort is not None:
-        if len(args.cohort) > 1:
-            raise ConfigError("--cohort: give a single number with --iterations")
-        args.cohort = args.cohort[0]
-    limits = {name: getattr(args, name) for name in ("total_steps", "local_steps", "max_steps")}
-    advice = advise(_score(args), **limits)
-    draw_advice(args, advice)
-    return console.answer(args, advice.to_dict(), lambda: show_advice(advice))
+    trusts = tuple(Trust(name) for name in args.trust or _TRUSTS)
+    return {"trusts": trusts, "dropped": args.dropped, "colluders": args.colluders}
 
 
-def _score(args: argparse.Namespace) -> Score:
-    from fedveil.tune.bounds import ChengScore, HuScore
+def _answer(args: argparse.Namespace, question: Question) -> dict[str, Any]:
+    """Return the feasible set as a document, and show it unless JSON is asked for."""
+    from fedveil.tune.feasible import SIGNAL_TO_NOISE, feasible, warnings, without_proof
 
-    if args.score == "fu":
-        return _fu(args)
-    epsilon, delta = _budget(args, f"--score {args.score}")
-    kind = ChengScore if args.score == "cheng" else HuScore
-    names = [field.name for field in fields(kind) if field.name not in ("epsilon", "delta")]
-    return kind(**_need(args, f"--score {args.score}", *names), epsilon=epsilon, delta=delta)
+    rows = feasible(question, extension("fedveil.papers", "claim_of"))
+    document = {
+        **vars(question),
+        "signal_to_noise": SIGNAL_TO_NOISE,
+        "rows": [row.to_dict() for row in rows],
+        "without_proof": without_proof(question, rows),
+        "warnings": warnings(rows),
+    }
+    for name in ("cohorts", "rounds", "trusts"):  # every row says its own
+        del document[name]
+    if args.plot is not None and args.feasible:
+        draw("draw_feasible", rows, args.plot)
+    if not args.json:
+        show_feasible(question, rows, document)
+    return document
 
 
-def _fu(args: argparse.Namespace) -> FuBound:
-    from fedveil.tune.bounds import FuBound
+def _advise(
+    args: argparse.Namespace, tuner: Tuner, found: Advice, document: dict[str, Any]
+) -> None:
+    """Add what a search found to the document; show, draw and write what was asked for."""
+    from fedveil.planning.assemble import plan_of
+    from fedveil.tune.advice import recipe_of_option
+    from fedveil.tune.free_gains import free_gains
+    from fedveil.tune.proxy import with_look
 
-    given = _need(args, "--iterations", *LOSS, "clients", "cohort")
-    if args.noise is None:
-        noise = _need(args, "--iterations without --noise", "noise_constant", "growth")
-        return FuBound(**given, **noise)
-    if args.noise_constant is not None or args.growth is not None:
-        raise ConfigError("--noise works the constant out; leave out --noise-constant and --growth")
-    epsilon, delta = _budget(args, "--noise")
-    _need(args, "--noise", "dimension", "clip_norm")
-    from fedveil.core.arguments import positive
-    from fedveil.core.units import Adjacency
-    from fedveil.tune.bounds import noise_constant_gaussian, noise_constant_laplace
+    trials = tuner.trials
+    chosen = with_look(recipe_of_option(trials.recipe, found.recommended), found.looked_at)
+    guarantee = plan_of(chosen, trials.real.federation).guarantee
+    theorem = _theorem(args, tuner, found)
+    gains = free_gains(trials.recipe, trials.real)
+    free = [f"At no cost in privacy: {gain}." for gain in gains]
+    if args.write is not None:
+        best = found.recommended
+        remarks = [
+            f"Found by {found.trials} simulated runs on {found.proxy}.",
+            f"Reason: {best.reason}.",
+            *(f"Note: {note}." for note in found.notes),
+            *(f"Warning: {warning}." for warning in found.warnings),
+        ]
+        write_recipe(args.write, chosen, [*remarks, *free])
+    if args.plot is not None:
+        draw("draw_search", found, tuner.outcomes, args.plot)
+    document |= {
+        **found.to_dict(),
+        "warnings": [*document.get("warnings", []), *found.warnings],
+        "recommended": found.recommended.to_dict(),
+        "theorem": None if theorem is None else theorem.to_dict(),
+        "guarantee": None if guarantee is None else guarantee.to_dict(),
+        "free_gains": [vars(gain) for gain in gains],
+    }
+    if not args.json:
+        from fedveil.planning.assemble import is_protected
 
-    factor = Adjacency(args.adjacency).sensitivity_factor
-    names = ("dimension", "clients", "imbalance")
-    known = {name: getattr(args, name) for name in names} | {"epsilon": epsilon}
-    known["gradient_sensitivity"] = factor * positive("clip_norm", args.clip_norm)
-    if args.noise == "laplace":
-        growth, constant = 2.0, noise_constant_laplace(**known, cohort=args.cohort)
+        own = any(is_protected(chosen.data, name) for name in chosen.privacy.tuned_on)
+        show_advice(found, theorem, OWN_DATA if own else "no private data")
+        if guarantee is not None:
+            console.say(guarantee.summary, heading="Guarantee:")
+        for line in free:
+            console.say(line)
+        if args.write is not None:
+            console.say(f"Run it with: fedveil run {args.write}")
+
+
+def _theorem(args: argparse.Namespace, tuner: Tuner, found: Advice) -> Any:
+    """Return what a paper's theorem says about the options; None without the laboratory."""
+    ask = extension("fedveil.papers", "theorem_of")
+    if ask is None:
+        return None
+    trials, choices = tuner.trials, [option.candidate for option in found.options]
+    public = trials.proxy.federation
+    records = args.records or max(1, round(len(public.train) / public.clients))
+    try:
+        pairs = [(choice.local_steps, choice.rounds) for choice in choices]
+        return ask(trials.recipe, trials.real, public, pairs, records)
+    except ConfigError:
+        return None  # its conditions do not hold
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[Progress], None]]:
+    """Show a search's progress on stderr: one line that changes, or a line now and then."""
+    said = -1.0
+
+    def text(state: Progress) -> str:
+        share = min(1.0, state.share)
+        return f"{what}: {state.stage}, {state.trials} runs, {share:.0%}, best {state.error:.4g}"
+
+    def now_and_then(state: Progress) -> None:
+        nonlocal said
+        if state.share - said >= 0.2:
+            said = state.share
+            print(text(state), file=sys.stderr, flush=True)
+
+    if sys.stderr.isatty():
+        with console.stderr().status(what) as line:
+            yield lambda state: line.update(text(state))
     else:
-        growth, constant = 1.0, noise_constant_gaussian(**known, delta=delta)
-    return FuBound(**given, noise_constant=constant, growth=growth, whole_participations=True)
-
-
-def _budget(args: argparse.Namespace, what: str) -> tuple[float, float]:
-    from fedveil.core.arguments import count
-    from fedveil.privacy.accounting import default_delta
-    from fedveil.tune.spending import remaining
-
-    _need(args, what, "epsilon", "clients")
-    delta = default_delta(count("clients", args.clients)) if args.delta is None else args.delta
-    return remaining(args.epsilon, delta, args.spent_epsilon, args.spent_delta)
-
-
-def _need(args: argparse.Namespace, what: str, *names: str) -> dict[str, Any]:
-    """The values of these flags, all of which must be there."""
-    given = {name: getattr(args, name) for name in names}
-    missing = [console.flag(name) for name, value in given.items() if value is None]
-    if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}")
-    return given
+        yield now_and_then

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.cli.plan_recipe import recipe_of
+from fedveil.cli.plan import recipe_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.privacy.rounding import at_most
 
@@ -23,7 +23,7 @@ def tune_privately(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.planning.assemble import federation_of, plan_of
-    from fedveil.tune.from_recipe import local_steps_of, sizes_looked_at
+    from fedveil.tune.advice import local_steps_of, sizes_looked_at
     from fedveil.tune.private_tuning import settings_to_draw, tuned
     from fedveil.tune.proxy import NotPublic, proxy_of
     from fedveil.tune.space import space_of
@@ -69,7 +69,7 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.spent_epsilon or args.spent_delta:
         raise ConfigError("--spent-epsilon: set privacy.epsilon to what is left instead")
-    for name in ("journal", "plot", "max_steps"):
+    for name in ("plot", "max_steps"):
         if getattr(args, name) is not None:
             raise ConfigError(
                 f"{console.flag(name)}: leave it out; it would show runs that must stay secret"

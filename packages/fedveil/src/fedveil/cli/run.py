@@ -31,6 +31,8 @@ _MORE = "In full: --explain, and guarantee.json in the run directory."
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
     **own_data.OPTIONS,
+    "--epsilon": (float, "the privacy budget (4, or the recipe's)"),
+    "--delta": (float, "its small probability (min(1e-5, units^-1.1))"),
     "--seed N": (_seed, "repeatable simulation instead of protected noise; none: without one"),
     "--output DIR": (Path, "a new run directory"),
     "--resume DIR": (Path, "go on with this run"),
@@ -275,6 +277,7 @@ def result_of(
         result["baseline"] = _baseline(recipe, run.plan)
     result |= {
         "rounds": run.state.rounds,
+        "released_rounds": run.released_rounds,
         "planned_rounds": run.plan.method.rounds,
         "seconds": None if run.plan.protected else round(seconds, 3),
         "method": run.plan.method.name,
@@ -352,7 +355,9 @@ def _show(result: dict[str, Any], run: Run) -> None:
         rows.append(["  without privacy", shown])
     if "scores" not in result and "loss" in result:
         rows.append(["loss", f"{result['loss']:.4g}"])
-    rows.append(["rounds", f"{result['rounds']} of {result['planned_rounds']}"])
+    lost = result["rounds"] - result["released_rounds"]
+    spent = f"; {lost} released nothing" if lost else ""
+    rows.append(["rounds", f"{result['released_rounds']} of {result['planned_rounds']}{spent}"])
     if result["seconds"] is not None:
         rows.append(["time", f"{result['seconds']:.1f} s"])
     if result.get("rejected_updates"):

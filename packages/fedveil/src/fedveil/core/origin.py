@@ -18,6 +18,12 @@ def _own_packages() -> tuple[Path, ...]:
     return tuple(folders)
 
 
+@cache
+def _file(origin: str) -> Path:
+    """Return where a module was loaded from; files do not move while they are in use."""
+    return Path(origin).resolve()
+
+
 def is_own(thing: object, package: Path | None = None) -> bool:
     """Return whether a class or function is the very one that a module of the package defines.
 
@@ -39,7 +45,7 @@ def is_own(thing: object, package: Path | None = None) -> bool:
         return False
     origin = getattr(getattr(sys.modules[thing.__module__], "__spec__", None), "origin", None)
     packages = _own_packages() if package is None else (package,)
-    return isinstance(origin, str) and any(map(Path(origin).resolve().is_relative_to, packages))
+    return isinstance(origin, str) and any(map(_file(origin).is_relative_to, packages))
 
 
 def address(thing: object) -> str:

@@ -49,8 +49,9 @@ class Offer:
     noise: std on every vote / sensitivity of one unit, for each release.
     missed: probability with which the name of a class that one unit alone has is published.
     pay: is told what will be released, before anything of it is.
-    shares: under distributed trust, clients that each bring a share of the noise; under local
-        trust there must be one alone, who has all rows and adds all of it.
+    shares: how many clients there are, for all to know. Under distributed trust each brings a
+        share of the noise; under local trust there must be one alone, who has all rows.
+    bins: into how many bins numbers are cut; None: they stay numbers.
     """
 
     unit: Unit
@@ -60,6 +61,7 @@ class Offer:
     shares: int = 1
     seed: int | None = None
     pay: Callable[[Bought], None] | None = field(default=None, compare=False)
+    bins: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, unit=one_of(Unit), trust=one_of(Trust))
@@ -131,12 +133,14 @@ def buy(
     offer: Offer,
     decimal: str,
     separator: str | None = None,
+    quantity: bool = False,
 ) -> tuple[dict[str, Column], Bought]:
     """Columns of a table by name, the label included, from noisy votes alone.
 
     `clients` numbers every row's client. A label that is found to be classes becomes a category
     with names; where nobody may pick names (distributed trust) it is left out: somebody else must
-    declare them. With a separator a cell of the label names any number of classes.
+    declare them. With a separator a cell of the label names any number of classes. A label that is
+    declared to be a `quantity` is a number, however few values it has.
     """
     voters = Voters(None if offer.unit is Unit.RECORD else clients)
     randomness, width = Randomness(offer.seed), len(table)
@@ -159,7 +163,12 @@ def buy(
         releases.append(_votes(offer, width, total.size))
         return total.reshape(votes.shape).astype(np.float64) * grid
 
-    columns, classes = bought_columns(table, voters, noisy, std, decimal)
+    bins = {} if offer.bins is None else dict.fromkeys(set(table) - {label}, offer.bins)
+    # How many clients there are is public, and stands in the offer; rows are not counted.
+    units = None if offer.unit is Unit.RECORD else offer.shares
+    columns, classes = bought_columns(table, voters, noisy, std, units, decimal, bins)
+    if quantity:
+        classes.discard(label)
     dated = label in columns and columns[label].kind is Kind.DATE
     if dated or (separator is not None and label in table):
         classes.add(label)  # a date is predicted as a class or not at all

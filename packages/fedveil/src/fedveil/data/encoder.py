@@ -36,6 +36,23 @@ class Encoded:
 
 
 @dataclass(frozen=True)
+class OneHot:
+    """Inputs of one column, of which at most one is 1 in every row, and the others 0.
+
+    Attributes:
+        start: The first input.
+        stop: One after the last input.
+        ordered: How many of the first inputs are bins of a number, in their order.
+        complete: Whether exactly one is 1 in every row.
+    """
+
+    start: int
+    stop: int
+    ordered: int
+    complete: bool
+
+
+@dataclass(frozen=True)
 class TableEncoder:
     """The columns that are inputs, in their order, and the label: its classes, or its scale. Of
     several labels each is true or false."""
@@ -57,6 +74,20 @@ class TableEncoder:
             for name, column in self.columns.items()
             for feature in feature_names(name, column)
         )
+
+    @property
+    def one_hot(self) -> tuple[OneHot, ...]:
+        """The columns that became one input for each bin or category."""
+        found, start = [], 0
+        for name, column in self.columns.items():
+            stop = start + len(feature_names(name, column))
+            if column.cuts:
+                found.append(OneHot(start, stop, len(column.cuts) + 1, complete=True))
+            elif column.kind is Kind.CATEGORY:
+                complete = column.buckets is not None and column.missing
+                found.append(OneHot(start, stop, 0, complete))
+            start = stop
+        return tuple(found)
 
     def encode(self, table: Any) -> Encoded:
         """The rows of a table as inputs, each by itself."""

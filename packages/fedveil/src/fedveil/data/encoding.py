@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,11 @@ def feature_names(name: str, column: Column) -> list[str]:
     if column.kind is Kind.CATEGORY:
         values = column.categories or [f"#{bucket}" for bucket in range(column.buckets or 0)]
         return [*(f"{name}={value}" for value in values), *gap]
+    if column.cuts:
+        cuts = [f"{cut:.6g}" for cut in column.cuts]
+        inner = (f"{name} {low} to {high}" for low, high in pairwise(cuts))
+        bins = [f"{name} below {cuts[0]}", *inner, f"{name} from {cuts[-1]}"]
+        return [*bins, f"{name} (missing)"]
     return [name, *gap]
 
 
@@ -133,6 +139,13 @@ def encode(values: Any, column: Column, out: Floats) -> npt.NDArray[np.bool_]:
         known = np.flatnonzero(codes >= 0)
         out[known, codes[known]] = 1
         gaps = np.asarray(values.is_null())
+    elif column.cuts:
+        numbers = numbers_of(values, column)
+        gaps = np.isnan(numbers)
+        places = np.searchsorted(np.array(column.cuts), numbers, side="right")
+        out[:] = 0
+        out[np.arange(len(numbers)), np.where(gaps, len(column.cuts) + 1, places)] = 1
+        return gaps
     else:
         numbers = np.clip(scaled(numbers_of(values, column), column), -FARTHEST, FARTHEST)
         gaps = np.isnan(numbers)

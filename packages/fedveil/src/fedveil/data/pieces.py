@@ -139,18 +139,22 @@ def frame_of(source: Any, *, by_cell: bool = False) -> Any:
             return source
         if hasattr(source, "with_format"):  # Hugging Face
             return source.with_format("arrow")[:]
+        texts: dict[str, Any] = {}
         if by_cell and hasattr(source, "iloc") and hasattr(source, "copy"):
             untyped = [name for name in source if _untyped(source[name])]
             source = source.copy(deep=False)
             for name in untyped:  # names may be numbers
-                source[name] = _texts(source[name])
+                source[name] = texts[str(name)] = _texts(source[name])
         if isinstance(source, Mapping):
             columns = {str(name): column for name, column in source.items()}
             if by_cell:
                 columns = {n: _texts(c) if _untyped(c) else c for n, c in columns.items()}
             return pa.table(columns)
         if hasattr(source, "__arrow_c_stream__"):  # polars, pandas 2.2 and later
-            return pa.table(source)
+            table = pa.table(source)
+            for name, column in texts.items():  # a frame forgets that an empty column is text
+                table = table.set_column(table.column_names.index(name), name, column)
+            return table
         if hasattr(source, "iloc"):
             return pa.Table.from_pandas(source, preserve_index=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

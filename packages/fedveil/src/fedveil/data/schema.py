@@ -6,6 +6,7 @@ A schema is a TOML or JSON file:
     type = "number"        # number, date, boolean, category or ignore
     min = 17               # either min and max (values are clipped), or mean and std
     max = 90
+    cuts = [30, 45, 60]    # optional: four bins with an input each, instead of one scaled number
     missing = true         # optional: one more input that says "no value here"
     decimal = ","          # optional: "1,234" is a little more than one, not a thousand and more
 
@@ -33,6 +34,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +54,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """One column: numbers become `(clip(x) - centre) / width`, categories one input each."""
+    """One column: numbers become `(clip(x) - centre) / width`, categories one input each.
+
+    A number or date with `cuts` has an input for each bin between them, of which exactly one is 1,
+    and one more for "no value here".
+    """
 
     kind: Kind
     min: float | None = None
     max: float | None = None
     mean: float | None = None
     std: float | None = None
+    cuts: tuple[float, ...] = ()
     categories: tuple[str, ...] = ()
     missing: bool = False
     decimal: str | None = None  # None: as the file's form suggests
@@ -130,9 +137,13 @@ def _column(entry: Any, where: str) -> Column:
     categories = entry.get("categories", [])
     if not isinstance(categories, list) or len(set(map(str, categories))) != len(categories):
         raise ConfigError(f"{where}: categories must be a list without repetitions")
+    cuts = entry.get("cuts", [])
+    if not isinstance(cuts, list):
+        raise ConfigError(f"{where}: cuts={cuts!r}; must be a list of numbers or dates")
     column = Column(
         kind,
         **numbers,
+        cuts=tuple(_number(cut, f"{where}: cuts") for cut in cuts),
         categories=tuple(_name(category) for category in categories),
         missing=bool(entry.get("missing", False)),
         decimal=entry.get("decimal"),
@@ -156,6 +167,10 @@ def _check(column: Column, where: str) -> None:
         check_separator(f"{where}: separator", column.separator, column.categories)
         if column.kind is not Kind.CATEGORY or buckets is not None:
             raise ConfigError(f"{where}: separator is for a label with a list of categories")
+    if column.cuts and column.kind not in (Kind.NUMBER, Kind.DATE):
+        raise ConfigError(f"{where}: cuts are for numbers and dates, not for type {column.kind}")
+    if any(later <= cut for cut, later in pairwise(column.cuts)):
+        raise ConfigError(f"{where}: cuts must increase from one to the next")
     if column.kind in (Kind.NUMBER, Kind.DATE):
         told = {k for k in ("min", "max", "mean", "std") if getattr(column, k) is not None}
         if told not in ({"min", "max"}, {"mean", "std"}):  # nothing is ignored

@@ -6,8 +6,9 @@ in advance, so one Gaussian on all bins of all columns is a release whose sensit
 the number of columns. Kinds of columns, centres and deviations are made from noisy votes alone.
 
 Two releases find a scale: a coarse one over all magnitudes, and a fine one within the range that
-the coarse one has found. Categories cost nothing: values go to a fixed number of inputs by their
-hash. The names of classes do: see `selected`.
+the coarse one has found. Where most of the fine votes drown in the noise, the scale comes from the
+coarse ones; where most of those do too, the column is left out. Categories cost nothing: values go
+to a fixed number of inputs by their hash. The names of classes do: see `spread_votes`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from scipy.special import ndtri
 
 from fedveil.core.arrays import Ints
 from fedveil.data import cells
+from fedveil.data.bins import cuts_at_quantiles
 from fedveil.data.encoding import as_text, numbers_of, parts_of
 from fedveil.data.schema import Column, Kind
 
@@ -34,12 +37,17 @@ GRID = 2**20  # a client's whole vote in a column, as an integer
 ROW = 2**6  # a row's vote: shares of many clients' noise stay wide beside the grid
 BUCKETS = 32
 _CLEAR = 4.0  # standard deviations of noise that a bin must stand out by: 3e-5 of empty ones do
-FINE = 32
+FINE = 64  # cells: some equally wide, the others where the coarse votes lie
+_EACH = FINE // 2
+_ENOUGH = 0.5  # of all votes that must stand out from the noise, to say where a column lies,
+_NEARLY_ALL = 0.9  # and of those that fine cells must hold to say more
 _LEAST, _MOST = -6, 12  # decimal exponents of magnitudes that are told apart
 _BY_DECADE = 8
 _MAGNITUDES = 10.0 ** (np.arange(_LEAST * _BY_DECADE, _MOST * _BY_DECADE + 1) / _BY_DECADE)
 _EDGES = np.concatenate([-_MAGNITUDES[::-1], _MAGNITUDES])  # of numbers; between the signs is zero
 _DAYS = (np.arange(1900, 2101, 10) - 1970) * 365.25  # edges of dates
+_DECADES = np.concatenate([_DAYS[:1] - 3652.5, _DAYS, _DAYS[-1:] + 3652.5])
+_WIDER = (1, 2, 4, 8)  # bins of magnitudes that are taken together if they drown by themselves
 _GAP, _TEXT, _FIRST_NUMBER = 0, 1, 2
 _FIRST_DATE = _FIRST_NUMBER + len(_EDGES) + 1
 BINS = _FIRST_DATE + len(_DAYS) + 1
@@ -87,88 +95,170 @@ def coarse_codes(values: Any, decimal: str) -> Ints:
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """Noisy votes in cells between increasing edges, without those that do not stand out."""
+
+    edges: Floats  # [cells + 1]
+    masses: Floats  # [cells]
+
+    def codes(self, numbers: Floats) -> Ints:
+        """The cell of every number; -1 for those outside, and for NaN."""
+        places = np.searchsorted(self.edges, numbers, side="right") - 1
+        return np.where(places < len(self.edges) - 1, places, -1).astype(np.int64)
+
+    def finer(self, cells: int) -> Histogram:
+        """The same with each cell divided into equal ones."""
+        edges = [np.linspace(*pair, cells + 1)[:-1] for pair in pairwise(self.edges)]
+        return Histogram(
+            np.concatenate([*edges, self.edges[-1:]]), np.repeat(self.masses, cells) / cells
+        )
+
+    def moments(self) -> tuple[float, float]:
+        """Mean and deviation, if votes are spread evenly inside each cell."""
+        widths, middles = np.diff(self.edges), (self.edges[1:] + self.edges[:-1]) / 2
+        mean = float(np.average(middles, weights=self.masses))
+        spread = np.average((middles - mean) ** 2 + widths**2 / 12, weights=self.masses)
+        return mean, math.sqrt(float(spread))
+
+
+@dataclass(frozen=True)
 class Range:
     """What the coarse votes say of a column: its kind, and where its numbers or days lie."""
 
     kind: Kind
     missing: bool
-    low: float = 0.0
-    high: float = 0.0
+    coarse: Histogram | None = None
+
+    def cells(self) -> Floats:
+        """Edges of the fine cells: equally wide ones, and others that follow the coarse votes."""
+        if self.coarse is None:
+            return np.zeros(0)
+        edges, masses = self.coarse.edges, self.coarse.masses
+        # The root lets cells with few votes have their share of edges.
+        reached = np.concatenate([[0.0], np.cumsum(np.sqrt(masses))])
+        within = np.interp(np.linspace(0, reached[-1], _EACH)[1:-1], reached, edges)
+        zero = edges[np.abs(edges) <= _MAGNITUDES[0]]
+        return np.unique(np.concatenate([self._level(), within, zero]))
+
+    def _level(self) -> Floats:
+        """Edges of the cells that are equally wide."""
+        if self.coarse is None:
+            return np.zeros(0)
+        return np.linspace(self.coarse.edges[0], self.coarse.edges[-1], _EACH + 1)
+
+    def apart(self, votes: Floats, std: float) -> bool:
+        """Whether values lie in some of the equally wide cells with nothing between them."""
+        if self.coarse is None:
+            return False
+        starts = np.searchsorted(self.cells(), self._level()[:-1])
+        merged = np.add.reduceat(votes[: len(self.cells()) - 1], starts)
+        sizes = np.diff(np.append(starts, len(self.cells()) - 1))
+        clear = merged > _CLEAR * std * np.sqrt(sizes)
+        return bool(clear.any() and not (clear[1:] & clear[:-1]).any())
 
     def codes(self, values: Any, decimal: str) -> Ints:
-        """The fine bin of every cell; -1 for cells outside or of another kind."""
-        if self.kind not in (Kind.NUMBER, Kind.DATE):
+        """The fine cell of every value; -1 for values outside or of another kind."""
+        if self.coarse is None:
             return np.full(len(values), -1, dtype=np.int64)
         numbers = _days(values) if self.kind is Kind.DATE else _numbers(values, decimal)
-        with np.errstate(over="ignore", invalid="ignore"):
-            places = np.floor((numbers - self.low) / (self.high - self.low) * FINE)
-        inside = (places >= 0) & (places < FINE)
-        return np.where(inside, places, -1).astype(np.int64)
+        cells = self.cells()
+        return Histogram(cells, np.zeros(len(cells) - 1)).codes(numbers)
 
 
-def range_of(votes: Floats, std: float) -> Range:
-    """What noisy coarse votes `[BINS]` with noise of this deviation say of a column."""
-    clear = np.where(votes > _CLEAR * std, votes, 0.0)
-    numbers, days = clear[_FIRST_NUMBER:_FIRST_DATE], clear[_FIRST_DATE:]
-    masses = {
-        Kind.NUMBER: numbers.sum(),
-        Kind.DATE: days.sum(),
-        Kind.CATEGORY: clear[_TEXT],
-    }
-    kind = max(masses, key=lambda one: masses[one])
-    missing = bool(clear[_GAP])
-    if not masses[kind]:
-        return Range(Kind.IGNORE, missing)
-    if kind is Kind.CATEGORY:
-        return Range(kind, missing)
-    edges, bins = (_EDGES, numbers) if kind is Kind.NUMBER else (_DAYS, days)
-    outer = np.concatenate([[edges[0]], edges, [edges[-1]]])
-    found = np.flatnonzero(bins)
-    low, high = float(outer[found[0]]), float(outer[found[-1] + 1])
-    return Range(kind, missing, low, high if high > low else low + 1.0)
+def range_of(votes: Floats, std: float, units: float) -> Range:
+    """What noisy coarse votes `[BINS]` of so many units, with this noise, say of a column.
+
+    Where single bins of numbers drown in the noise, wider ones are tried.
+    """
+    missing = bool(votes[_GAP] > _CLEAR * std)
+    enough = _ENOUGH * (units - max(0.0, float(votes[_GAP])))
+    if votes[_TEXT] > max(_CLEAR * std, enough):
+        return Range(Kind.CATEGORY, missing)
+    numbers, days = votes[_FIRST_NUMBER:_FIRST_DATE], votes[_FIRST_DATE:]
+    tried = [(Kind.NUMBER, *_merged(numbers, wide), std * math.sqrt(wide)) for wide in _WIDER]
+    for kind, edges, masses, noise in (*tried, (Kind.DATE, _DECADES, days, std)):
+        clear = np.where(masses > _CLEAR * noise, masses, 0.0)
+        found = np.flatnonzero(clear)
+        if len(found) and clear.sum() >= enough:
+            low, high = found[0], found[-1] + 1
+            drowned = 2 * enough - float(clear.sum())
+            if drowned > (1 - _NEARLY_ALL) * 2 * enough:
+                # Votes that do not stand out lie somewhere near: scales must not be too small.
+                low, high = max(0, low - 1), min(len(clear), high + 1)
+                clear[[low, high - 1]] += drowned / 2
+            return Range(kind, missing, Histogram(edges[low : high + 1], clear[low:high]))
+    return Range(Kind.IGNORE, missing)
 
 
-def column_of(place: Range, votes: Floats, std: float, decimal: str) -> Column | None:
+def _merged(votes: Floats, wide: int) -> tuple[Floats, Floats]:
+    """Edges and votes of bins of numbers, so many together, counted from zero outwards."""
+    zero = len(_MAGNITUDES)  # the bin between the signs
+    starts = {0, *range(zero, 0, -wide), *range(zero + 1, len(votes), wide)}
+    places = np.array(sorted(starts))
+    outer = np.concatenate([[10 * _EDGES[0]], _EDGES, [10 * _EDGES[-1]]])
+    return outer[[*places, len(votes)]], np.add.reduceat(votes, places)
+
+
+def column_of(
+    place: Range, votes: Floats, std: float, decimal: str, bins: int | None
+) -> Column | None:
     """The column that coarse range and noisy fine votes `[FINE]` describe; None: leave it out."""
     if place.kind is Kind.CATEGORY:
-        return Column(Kind.CATEGORY, buckets=BUCKETS, missing=place.missing)
-    if place.kind is Kind.IGNORE:
+        # With bins every row must have one input in each column.
+        missing = place.missing or bins is not None
+        return Column(Kind.CATEGORY, buckets=BUCKETS, missing=missing)
+    if place.coarse is None:
         return None
-    clear = np.where(votes > _CLEAR * std, votes, 0.0)
-    width = (place.high - place.low) / FINE
-    middles = place.low + width * (np.arange(FINE) + 0.5)
-    if not clear.any():
-        clear = np.ones(FINE)  # nothing stands out: anywhere in the range
-    mean = float(np.average(middles, weights=clear))
-    spread = float(np.average((middles - mean) ** 2, weights=clear)) + width**2 / 12
+    cells = place.cells()
+    clear = np.where(votes > _CLEAR * std, votes, 0.0)[: len(cells) - 1]
+    trusted = clear.sum() >= _NEARLY_ALL * place.coarse.masses.sum()
+    histogram = Histogram(cells, clear) if trusted else place.coarse.finer(bins or 1)
+    mean, deviation = histogram.moments()
+    cuts: tuple[float, ...] = ()
+    if bins is not None:
+        cuts = cuts_at_quantiles(histogram.edges, histogram.masses, bins)
     mark = decimal if place.kind is Kind.NUMBER else None
-    deviation = math.sqrt(spread)
-    return Column(place.kind, mean=mean, std=deviation, missing=place.missing, decimal=mark)
+    missing = place.missing or bool(cuts)
+    return Column(place.kind, mean=mean, std=deviation, cuts=cuts, missing=missing, decimal=mark)
 
 
 def bought_columns(
-    table: Mapping[str, Any], voters: Voters, noisy: Noisy, std: float, decimal: str
+    table: Mapping[str, Any],
+    voters: Voters,
+    noisy: Noisy,
+    std: float,
+    units: int | None,
+    decimal: str,
+    bins: Mapping[str, int],
 ) -> tuple[dict[str, Column], set[str]]:
-    """Columns from two noisy releases, and those that seem to hold classes: text, and numbers that
-    stand apart. `std` is the noise on each vote, a whole vote being 1."""
+    """Buy a description of columns with two noisy releases.
+
+    Args:
+        table: The columns' values, by name.
+        voters: Whose vote each row is.
+        noisy: Adds noise to votes, and accounts for it.
+        std: The noise on each vote, a whole vote being 1.
+        units: How many votes there are in a column, for all to know; None: as the noisy votes say.
+        decimal: The decimal mark of numbers in text.
+        bins: For columns that are cut into bins, how many.
+
+    Returns:
+        The columns by name, without those that cannot be told from noise; and the names of those
+        that seem to hold classes: text, and numbers that stand apart.
+    """
     names = list(table)
     coarse = noisy(np.stack([voters.votes(coarse_codes(table[n], decimal), BINS) for n in names]))
-    places = {name: range_of(votes, std) for name, votes in zip(names, coarse, strict=True)}
+    known = float(coarse.sum(axis=1).mean()) if units is None else units
+    places = {n: range_of(votes, std, known) for n, votes in zip(names, coarse, strict=True)}
     fine = noisy(np.stack([voters.votes(places[n].codes(table[n], decimal), FINE) for n in names]))
     columns, classes = {}, set()
     for name, votes in zip(names, fine, strict=True):
-        column = column_of(places[name], votes, std, decimal)
+        column = column_of(places[name], votes, std, decimal, bins.get(name))
         if column is not None:
             columns[name] = column
-        if places[name].kind is Kind.CATEGORY or _apart(votes, std):
+        if places[name].kind is Kind.CATEGORY or places[name].apart(votes, std):
             classes.add(name)
     return columns, classes
-
-
-def _apart(votes: Floats, std: float) -> bool:
-    """Whether values lie in some bins with nothing between them."""
-    clear = votes > _CLEAR * std
-    return bool(clear.any() and not (clear[1:] & clear[:-1]).any())
 
 
 def threshold(most: int, std: float, failure: float) -> float:

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.units import Trust
 from fedveil.data.assignment import Owners
+from fedveil.data.bins import cuts_at_quantiles, with_cuts
 from fedveil.data.dp_schema import Bought, Offer, buy
 from fedveil.data.encoder import TableEncoder, check_stored
-from fedveil.data.encoding import as_text, is_index, judge, kind_of, unreadable
+from fedveil.data.encoding import as_text, is_index, judge, kind_of, numbers_of, unreadable
 from fedveil.data.federation import Federation, Task
 from fedveil.data.folder import FILE, is_many, title
 from fedveil.data.holdout import Holdout
@@ -49,8 +51,9 @@ BOUGHT_NOTE = (
 
 
 UNUSABLE_NOTE = (
-    "A row whose label is missing or does not fit the schema stays where it is and contributes "
-    "nothing. A row without a client belongs to nobody and is left out."
+    "A row whose label is missing or does not fit the schema, or with too few or too many cells, "
+    "stays where it is and contributes nothing. A row without a client belongs to nobody and is "
+    "left out."
 )
 NUMBERED_NOTE = "Clients are named by numbers: 7 and 7.0 are one client, 07 is another."
 
@@ -65,6 +68,7 @@ def from_table(
     classes: Sequence[str] = (),
     offer: Offer | None = None,
     bought: Bought | None = None,
+    bins: int | None = None,
     task: Task | str | None = None,
     partition: Partition | None = None,
     test_fraction: float | None = None,
@@ -87,7 +91,7 @@ def from_table(
     list or with commas between them, are true or false each. With a `label_separator`, as ";", each
     cell of the label names any number of classes, and an empty one none. Test rows are held out
     within every client unless `holdout` says otherwise; if every client has but one row, it must
-    say `clients`.
+    say `clients`. With `bins`, numbers become one input for each of about so many bins.
     """
     if isinstance(source, str | Path):
         source = Path(source)
@@ -106,12 +110,17 @@ def from_table(
     public = _public(schema)
     separator = _separator(path, labels, label_separator, public)
     known = _known_labels(path, labels, task, classes, separator)
+    table = None
     if public is None and offer is not None and client_column is not None:
-        public, bought = _buy(source, labels, client_column, offer, bool(known), separator)
+        quantity = task == Task.REGRESSION
+        public, bought, table = _buy(
+            source, labels, client_column, offer, bool(known), separator, quantity
+        )
     if public is not None:
         _check_several(path, labels, public)
         public = {**public, **known}
-    table = _read(source, public, labels, client_column, separator)
+    if table is None or not set(labels) <= set(public or ()):
+        table = _read(source, public, labels, client_column, separator)
     needed = labels if separator is None else ()
     notes = [UNUSABLE_NOTE] if public is not None else _gaps(table, needed, client_column)
     if client_column is not None:
@@ -121,10 +130,19 @@ def from_table(
     if public is None:
         columns, remarks = _judged(table, taken)
         unprotected = _taken_from_data(columns)
+        if bins is not None:
+            columns = {name: _cut(table.column(name), own, bins) for name, own in columns.items()}
     else:
         columns, remarks = _described(path, table, public, taken)
+        if bins is not None:
+            columns = with_cuts(columns, bins)
         unprotected = _guessed(columns, public.get(labels[0]))
-        remarks = remarks if bought is None else [BOUGHT_NOTE]
+        if bought is not None:
+            drowned = set(table.column_names) - {*public, *taken}
+            said = (
+                f"Columns left out because most of their votes drown in the noise: {len(drowned)}."
+            )
+            remarks = [BOUGHT_NOTE, said]
     notes += remarks
     if not columns:
         why = f" ({remarks[0].rstrip('.')})" if remarks else ""
@@ -165,6 +183,17 @@ def from_table(
         unprotected=unprotected + wanted.unprotected + federation.unprotected,
         verified=True,
     )
+
+
+def _cut(values: Any, column: Column, bins: int) -> Column:
+    """A column cut at quantiles of its own values; none of this is protected."""
+    if column.kind not in (Kind.NUMBER, Kind.DATE):
+        return replace(column, missing=True)
+    numbers = numbers_of(values, column)
+    distinct, counts = np.unique(numbers[np.isfinite(numbers)], return_counts=True)
+    edges = np.append(distinct, distinct[-1:] + 1.0)
+    cuts = cuts_at_quantiles(edges, counts.astype(np.float64), bins)
+    return replace(column, cuts=cuts, missing=column.missing or bool(cuts))
 
 
 def _labels(path: Path, label: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -251,8 +280,10 @@ def _buy(
     offer: Offer,
     declared: bool,
     separator: str | None,
-) -> tuple[dict[str, Column], Bought]:
-    """A schema from noisy votes: every cell is read by itself, whatever its column holds."""
+    quantity: bool,
+) -> tuple[dict[str, Column], Bought, Any]:
+    """A schema from noisy votes, and the table: every cell is read by itself, whatever its column
+    holds."""
     path, names = path_of(source), set(column_names(source)) - {client_column}
     table = read_table(source, exact=client_column, by_cell=names)
     need_column(path, table.column_names, client_column, "the clients")
@@ -266,7 +297,7 @@ def _buy(
     named = pc.is_valid(table.column(client_column))  # the others belong to nobody
     cells = {name: table.column(name).filter(named) for name in wanted}
     codes = _owners(table.column(client_column).filter(named)).codes
-    columns, bought = buy(cells, label, codes, offer, mark, separator)
+    columns, bought = buy(cells, label, codes, offer, mark, separator, quantity)
     found = columns.get(label)
     if found is not None and found.kind is Kind.CATEGORY and len(found.categories) < 2:
         raise ConfigError(
@@ -274,7 +305,14 @@ def _buy(
             "its classes (--classes), or raise privacy.epsilon. (Asking has cost its part of the "
             "budget, and asking again will)"
         )
-    return columns, bought
+    named_later = offer.trust is Trust.DISTRIBUTED and not quantity  # classes are declared there
+    if found is None and not declared and not named_later:
+        raise ConfigError(
+            f"{path}: where the values of label {label!r} lie cannot be told from the noise. "
+            "Describe it in a schema (--schema), or raise privacy.epsilon. (Asking has cost its "
+            "part of the budget, and asking again will)"
+        )
+    return columns, bought, table
 
 
 def schema_draft(

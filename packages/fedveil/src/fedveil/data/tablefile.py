@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import csv as lines
 import re
+import secrets
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
@@ -21,7 +23,8 @@ from fedveil.core.errors import ConfigError
 from fedveil.data import cells
 from fedveil.data.folder import FILE, files_of, is_many
 
-MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
+_ABSENT = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
+MISSING = (*_ABSENT, "k.A.", "k. A.")  # the last: keine Angabe
 DECIMAL = b"decimal"  # key of metadata: the mark a table's form suggests, or a column was read by
 _DELIMITERS = ",;\t|"
 WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
@@ -79,7 +82,7 @@ def read_column(path: Path, name: str) -> Any:
     Returns:
         The column as `read_table(path, exact=name)` has it.
     """
-    files = list(files_of(path).values()) if is_many(path) else [path]
+    files = list(_written_files(path).values()) if is_many(path) else [path]
     parts, typed = [], False
     for file in files:
         typed, zipped = form_of(file)
@@ -97,7 +100,7 @@ def read_column(path: Path, name: str) -> Any:
 def count_rows(path: Path) -> int:
     """Count the rows of a file, or of several, without reading what is in them."""
     rows = 0
-    for file in files_of(path).values() if is_many(path) else [path]:
+    for file in _written_files(path).values() if is_many(path) else [path]:
         typed, zipped = form_of(file)
         first, written = next(iter(_written_names(file, typed, zipped).items()))
         # Cell by cell no value can stop it.
@@ -153,7 +156,7 @@ def column_names(source: Path | pa.Table) -> list[str]:
     if not isinstance(source, Path):
         return unique_names(path, source.column_names)
     if is_many(source):
-        return column_names(next(iter(files_of(source).values())))
+        return column_names(next(iter(_written_files(source).values())))
     return list(_written_names(path, *form_of(path)))
 
 
@@ -186,15 +189,27 @@ def _neighbours(path: Path) -> list[str]:
         return []
 
 
+def _written_files(path: Path) -> dict[str, Path]:
+    """The files with anything in them: one without a single byte is a client without rows."""
+    files = files_of(path)
+    return {name: file for name, file in files.items() if file.stat().st_size} or files
+
+
 def _joined(
     path: Path, texts: Collection[str], by_cell: Collection[str], named: bool
 ) -> tuple[bool, Any]:
     """Whether several files are Parquet, and the rows of all of them as if they were one file;
     `named`: each row with the name of its own."""
-    files, tables, forms = files_of(path), [], set()
+    files, tables, forms = _written_files(path), [], set()
     for name, file in files.items():
         typed, zipped = form_of(file)
-        table = _parquet(file) if typed else _csv(file, zipped, column_names(file), by_cell)
+        if typed:
+            table = _parquet(file)
+        else:
+            found = column_names(file)
+            # With a schema no cell stops it, not even one of a column that the schema leaves out.
+            alone = by_cell and [name for name in found if name not in texts or name in by_cell]
+            table = _csv(file, zipped, found, alone)
         if not table.num_rows and named:  # a client without rows is still a client
             table = pa.table(
                 [pa.nulls(1, column.type) for column in table.columns], schema=table.schema
@@ -214,6 +229,13 @@ def _joined(
         raise ConfigError(f"{path}: holds CSV and Parquet files; name one kind, as '*.csv'")
     for file, table in zip(files.values(), tables, strict=True):
         _need_alike(file, table, next(iter(files.values())), tables[0])
+    if named:  # nor is a client without a header somebody else
+        nothing = [pa.nulls(1, column.type) for column in tables[0].columns[:-1]]
+        tables += [
+            pa.table([*nothing, pa.array([name], pa.string())], schema=tables[0].schema)
+            for name in files_of(path)
+            if name not in files
+        ]
     whole = pa.concat_tables([table.select(tables[0].column_names) for table in tables])
     if forms == {True}:
         return True, whole
@@ -261,7 +283,8 @@ def _csv(
     """The columns of a CSV file, or `only` some by their written names.
 
     `texts` stay text. Of those `by_cell`, a cell that is not UTF-8 is missing; of others it is an
-    error.
+    error. With `by_cell` or `only`, a row with too few or too many cells keeps its place, and of
+    its cells the client's name alone: the one text that is not read cell by cell.
     """
     found, delimiter = header_of(path, zipped)
     kinds = {name: pa.binary() if name.strip() in by_cell else pa.string() for name in found}
@@ -270,7 +293,9 @@ def _csv(
         f"{path}: the column names in the first line cannot be read; simplify them"
     )
     try:
-        table = _typed(path, zipped, delimiter, types, only)
+        # Where columns are guessed from all rows nothing is certified, and a mistake may be shown.
+        lenient = bool(by_cell) or only is not None
+        table = _typed(path, zipped, lenient, found, delimiter, types, only)
     except KeyError:
         raise unclear from None
     for place, field in enumerate(table.schema):
@@ -282,42 +307,125 @@ def _csv(
     return table.replace_schema_metadata({DECIMAL: "," if delimiter == ";" else "."})
 
 
-def _typed(
-    path: Path,
-    zipped: bool,
-    delimiter: str,
-    types: Mapping[str, Any],
-    only: list[str] | None = None,
-) -> Any:
+def _typed(path: Path, zipped: bool, lenient: bool, *given: Any) -> Any:
+    """Parse a file; a `lenient` reader lets no row stop it."""
     try:
-        return _parse(path, zipped, delimiter, types, only, threads=True)
-    except pa.ArrowInvalid:
-        pass
+        with pa.OSFile(str(path)) as raw:
+            data = (pa.CompressedInputStream(raw, "gzip") if zipped else raw).read()
     except OSError as error:
         raise ConfigError(f"{path}: damaged gzip file ({first_line(error)})") from None
-    try:  # one thread knows the number of the bad row
-        return _parse(path, zipped, delimiter, types, only, threads=False)
+    text = _is_text(data)  # Arrow says loudly that it cannot show us a row that is none
+    try:
+        if text or not lenient:
+            return _parse(data, *given, misfit=_stop if text else None)
+    except pa.ArrowInvalid:
+        pass
+    try:
+        if lenient:
+            return _parse_ragged(data, *given)
+        return _parse(data, *given, misfit=_stop if text else None, threads=False)
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{path}: {complaint(str(error))}") from None
 
 
+def _is_text(data: bytes) -> bool:
+    """Whether these bytes are UTF-8."""
+    ends = pa.py_buffer(np.array([0, len(data)], np.int64))
+    try:
+        pa.LargeStringArray.from_buffers(1, ends, pa.py_buffer(data)).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _stop(row: Any) -> str:
+    return "error"
+
+
 def _parse(
-    path: Path,
-    zipped: bool,
+    data: bytes,
+    header: list[str],
     delimiter: str,
     types: Mapping[str, Any],
     only: list[str] | None,
-    threads: bool,
+    *,
+    misfit: Callable[[Any], str] | None,
+    threads: bool = True,
 ) -> Any:
-    with pa.OSFile(str(path)) as raw:
-        stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
-        return csv.read_csv(
-            stream,
-            # One block: a type that is guessed is decided by all rows.
-            read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
-            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=convert_options(types, only),
-        )
+    """Parse CSV; rows with more or fewer cells than the header go to `misfit`, if there is one.
+
+    A row of our own is the last one, with a cell too many. If it does not come out, somebody's cell
+    opens a quote that nobody closes, and would swallow the rows of everybody behind it.
+    """
+    last, seen = secrets.token_hex(8) + delimiter * len(header), False
+
+    def judged(row: Any) -> str:
+        nonlocal seen
+        if row.text == last:
+            seen = True
+            return "skip"
+        return misfit(row) if misfit is not None else _stop(row)
+
+    table = csv.read_csv(
+        pa.BufferReader(data if misfit is None else data + f"\n{last}\n".encode()),
+        # One block: a type that is guessed is decided by all rows. One thread knows their numbers.
+        read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
+        parse_options=csv.ParseOptions(
+            delimiter=delimiter,
+            newlines_in_values=True,
+            invalid_row_handler=None if misfit is None else judged,
+        ),
+        convert_options=convert_options(types, only),
+    )
+    if misfit is not None and not seen:
+        raise pa.ArrowInvalid("a quote is opened and never closed")
+    return table
+
+
+def _parse_ragged(
+    given: bytes,
+    header: list[str],
+    delimiter: str,
+    types: Mapping[str, Any],
+    only: list[str] | None,
+) -> Any:
+    """Parse a file in which some rows have too few or too many cells.
+
+    To stop there, or to leave such a row out, would tell everybody that it exists and would move
+    other rows. It keeps its place and its client, and all its other cells are missing; without a
+    label the example is unusable. Every other row is read as it would be without it.
+    """
+    text = given.decode(errors="surrogateescape")
+    # Arrow hands over rows as text: bytes that are not UTF-8 become a letter that is nowhere else.
+    broken = next(chr(code) for code in range(0x10FFFD, 0, -1) if chr(code) not in text)
+    data = re.sub("[\udc80-\udcff]", broken, text).encode()
+    rows: dict[int, list[str]] = {}
+
+    def keep(row: Any) -> str:
+        try:
+            cells_there = next(lines.reader([row.text], delimiter=delimiter), [])
+        except lines.Error:  # a cell of enormous length
+            cells_there = []
+        rows[row.number - 2] = cells_there  # 1 is the header
+        return "skip"
+
+    table = _parse(data, header, delimiter, types, only, misfit=keep, threads=False)
+    columns = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        own: list[str | None] = [None] * len(rows)
+        if name in types:
+            wrong = pc.match_substring(column.cast(pa.string()), broken)
+            column = pc.if_else(wrong, None, column)
+        if types.get(name) == pa.string():
+            place = header.index(name)
+            if pc.any(wrong).as_py():
+                raise pa.ArrowInvalid(f"In CSV column #{place}: invalid UTF8 data")
+            names = (there[place] if place < len(there) else broken for there in rows.values())
+            own = [None if broken in name else name for name in names]
+        columns.append(pa.chunked_array([*column.chunks, pa.array(own, column.type)]))
+    places = np.delete(np.arange(table.num_rows + len(rows)), list(rows))
+    order = np.argsort(np.concatenate([places, np.fromiter(rows, np.int64)]))
+    return pa.table(columns, names=table.column_names).take(order)
 
 
 def convert_options(types: Mapping[str, Any] | None = None, only: list[str] | None = None) -> Any:

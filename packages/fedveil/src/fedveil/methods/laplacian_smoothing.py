@@ -113,7 +113,7 @@ def dp_fed_recipe(recipe: Recipe) -> Method:
 
 @method(
     "laplacian-smoothing",
-    aliases=("dp-fed-ls",),
+    aliases=("dp-fed-ls", "liang"),
     what="DP-Fed whose noisy sum is smoothed by a ring's Laplacian",
     source="Liang et al., Laplacian smoothing (there: DP-Fed-LS)",
     protects="all data of one client",

@@ -94,8 +94,11 @@ class MethodEntry:
             if name not in known:
                 there = f"it has {', '.join(known)}" if known else "it has none of its own"
                 raise ConfigError(f"method.{name}: unknown key of method {self.name}; {there}")
+        set_keys = {name for name, value in given.items() if value is not None}
         return {
-            name: typed(key.kind, given[name], f"method.{name}") if name in given else key.default
+            name: typed(key.kind, given[name], f"method.{name}")
+            if name in set_keys
+            else key.default
             for name, key in known.items()
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,12 @@ from torch import nn
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
+from fedveil.data.bins import bins_for
 from fedveil.data.collected import from_images, pictures_of
 from fedveil.data.dp_schema import MISSED, MOST_RELEASES, SHARE, Bought, Offer
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
+from fedveil.data.public_facts import PublicFacts
 from fedveil.data.sources import SOURCES, load, same_data
 from fedveil.data.table import from_table
 from fedveil.methods.parts.from_recipe import choice
@@ -26,15 +28,25 @@ from fedveil.methods.recipes.sections import DataSection, ModelSection, Recipe
 from fedveil.methods.registry import METHODS, method_of
 from fedveil.planning.limits import start_origin
 from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.planning.unread import refuse_file_keys, refuse_unread
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import default_delta
+from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.training.client.local_training import BatchKind
 from fedveil.training.models.features import FeatureMap, named_features, with_features
 from fedveil.training.models.frozen import start_from
 from fedveil.training.models.losses import ClassWeights
 from fedveil.training.models.zoo import build
 
-__all__ = ["features_of", "federation_of", "method_of", "model_of", "offer_of", "plan_of"]
+__all__ = [
+    "features_of",
+    "federation_of",
+    "method_of",
+    "model_of",
+    "offer_of",
+    "plan_of",
+    "with_table_model",
+]
 
 _LARGEST_BATCH = 2048  # beyond, rounding errors of a sum cost more than its records bring
 
@@ -43,6 +55,7 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
     """The federation that a recipe's data section describes; with an offer, statistics of a table
     without a schema are bought."""
     if data.file is None:
+        refuse_file_keys(data)
         return load(
             data.source,
             data.partition,
@@ -95,9 +108,54 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
         classes=data.classes,
         offer=offer,
         bought=None if data.bought is None else Bought.from_dict(json.loads(data.bought)),
+        bins=data.bins,
         task=data.task,
         **dealt,
     )
+
+
+_FEW_CLIENTS = 2000  # fewer learn more from local steps than from noisy moments
+# Whoever sets anything else has a model or a training in mind.
+_OF_EVERY_METHOD = ("data.", "evaluation.", "engine.", "aggregation.")
+_OF_MOMENTS = frozenset(
+    {"seed", "model.name"}
+    | {f"privacy.{name}" for name in ("epsilon", "delta", "unit", "trust", "public_clients")}
+)
+
+
+def with_table_model(
+    recipe: Recipe, given: Collection[str], clients: int, facts: PublicFacts
+) -> Recipe:
+    """Return the recipe with the model for a table that nobody has chosen one for.
+
+    Args:
+        recipe: With a unit to protect.
+        given: The recipe's keys that the user has set, and keeps.
+        clients: How many there are, for all to know.
+        facts: What is public about the table.
+
+    Returns:
+        Numbers in bins and one release of moments (`methods.moments`), where the user has set
+        nothing that asks for another method; else the recipe itself.
+    """
+    settled = all(key.startswith(_OF_EVERY_METHOD) or key in _OF_MOMENTS for key in given)
+    linear = replace(recipe.model, name="auto") == ModelSection()
+    if not settled or not linear or recipe.model.name not in ("auto", "linear", "logistic"):
+        return recipe
+    privacy = recipe.privacy
+    unit = choice(Unit, "privacy.unit", privacy.unit)
+    units = facts.rows(unit) if unit is Unit.RECORD else clients
+    if unit is Unit.CLIENT and units < _FEW_CLIENTS:
+        return recipe
+    if recipe.data.bins is None:
+        noise = gaussian_noise(privacy.epsilon or 4.0, privacy.delta or default_delta(units))
+        columns = len(facts.columns) - 2  # without label and client
+        recipe = replace(recipe, data=replace(recipe.data, bins=bins_for(units, columns, noise)))
+    if unit is Unit.CLIENT and privacy.trust is None:
+        hidden = recipe.aggregation.secure not in (None, SecureMode.NONE)
+        trust = Trust.DISTRIBUTED if hidden else Trust.CENTRAL
+        recipe = replace(recipe, privacy=replace(privacy, trust=trust.value))
+    return replace(recipe, training=replace(recipe.training, method="moments", rounds=1))
 
 
 def offer_of(recipe: Recipe, clients: int, rows: Callable[[Unit], int]) -> Offer | None:
@@ -120,7 +178,9 @@ def offer_of(recipe: Recipe, clients: int, rows: Callable[[Unit], int]) -> Offer
     twice = 2 if trust is Trust.DISTRIBUTED else 1  # there a replaced record counts twice
     noise = twice * math.sqrt(MOST_RELEASES) / SHARE * gaussian_noise(privacy.epsilon, delta)
     with suppress(PrivacyRefusal):
-        return Offer(unit, trust, noise, MISSED * delta, clients, recipe.seed)
+        return Offer(
+            unit, trust, noise, MISSED * delta, clients, recipe.seed, bins=recipe.data.bins
+        )
     return None
 
 
@@ -165,6 +225,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     if features is not None:
         federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
     model = model_of(chosen, federation)
+    refuse_unread(recipe)
     method = method_of(with_batch(recipe, federation))
     if recipe.training.class_weights:
         loss = _weighted(recipe.training.class_weights, federation)

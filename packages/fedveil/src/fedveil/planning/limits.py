@@ -176,6 +176,10 @@ def _of_loss(context: NoiseContext) -> Iterator[str]:
     elif loss is not None:
         name = getattr(loss, "__qualname__", type(loss).__name__)
         yield f"The loss {name}, not one of fedveil's, treats examples one by one and forgets them."
+        yield (
+            f"The loss {name} ran on made-up examples. Where it raises in training, the record or "
+            "the client's step counts as zero, and nothing says so."
+        )
 
 
 def _graph(sums: SecureSums) -> Iterator[str]:

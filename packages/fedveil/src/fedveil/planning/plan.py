@@ -84,16 +84,23 @@ class Budget:
         if self.delta is not None:
             number_of("privacy.delta", self.delta)
 
-    def resolved_delta(self, units: int, *, pure: bool = False) -> float:
-        """The delta to use for this many protected units; at or above 1/units it is refused.
+    def resolved_delta(self, units: int, *, pure: bool = False, simulated: bool = False) -> float:
+        """Return the delta to use for this many protected units.
 
-        Zero needs a mechanism that is private without any delta (`pure`).
+        Args:
+            units: How many clients or records are protected.
+            pure: Whether the mechanism is private without any delta, so that zero is allowed.
+            simulated: A simulation promises nothing and may have a larger delta, as papers do; its
+                guarantee says so.
+
+        Raises:
+            ConfigError: A protected run's delta is at or above 1/units.
         """
         if self.delta is None:
             return default_delta(units)
         if self.delta == 0 and pure:
             return 0.0
-        if not 0 < self.delta < 1 / units:
+        if not 0 < self.delta < (1 if simulated else 1 / units):
             raise ConfigError(
                 f"privacy.delta: must be between 0 and 1/{units} (one over the number of "
                 f"protected units), got {self.delta}"
@@ -158,7 +165,8 @@ class Plan(Displayed):
         if not known:
             check_model(self.module, self.federation, protected=self.seed is None)
             check_isolation(self.module, self.federation, self.method.local.per_example)
-            check_loss(self.method.local.loss, self.module, self.federation)
+            local = self.method.local
+            check_loss(local.loss, self.module, self.federation, local.batch_size)
         if self.secure_sums is not None:
             sums = chosen_sums(self.method, self.federation, self.secure_sums, same_method=known)
             settle(self, secure_sums=sums)
@@ -234,6 +242,8 @@ class Plan(Displayed):
 
     @cached_property
     def optimizer(self) -> Optimizer:
+        if self.noise is not None and self.noise.server is not None:
+            return self.noise.server
         if self.method.voting is None:
             return self.method.optimizer
         return distillation(self.method.voting, self.federation, self.module)
@@ -280,9 +290,21 @@ class Plan(Displayed):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against running this plan: noise in which no update can be seen.
+        """What speaks against running this plan: a delta that only simulations may have, and noise
+        in which no update can be seen.
+        """
+        model = self.privacy_model
+        if model is None or self.delta is None or self.delta * (model.population or 0) < 1:
+            return self._drowned
+        said = (
+            f"privacy.delta {self.delta:g} is not below 1/{model.population}: publishing one "
+            f"random {model.unit} whole would satisfy it. A protected run refuses it"
+        )
+        return (said, *self._drowned)
 
-        If all clients send the same update of full norm, their averages over the run add up to
+    @property
+    def _drowned(self) -> tuple[str, ...]:
+        """If all clients send the same update of full norm, their averages over the run add up to
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
         fitted, privacy_model = self.noise, self.privacy_model
@@ -359,7 +381,7 @@ def plan(
             raise ConfigError(f"{name}: need a list, got {given!r}")
     placement, start = method.placement, flatten(model)
     check_model(model, federation, protected=seed is None and placement is not None)
-    check_loss(method.local.loss, model, federation)
+    check_loss(method.local.loss, model, federation, method.local.batch_size)
     if placement is None:
         if budget is not None or budgets:
             raise PrivacyRefusal(
@@ -410,7 +432,9 @@ def _delta(noise: NoisePlacement, privacy_model: PrivacyModel, budget: Budget) -
     facts = noise.facts
     releases = _releases(noise, facts.rounds)
     pure = all(isinstance(release.mechanism, Laplace) for release in releases)
-    return budget.resolved_delta(privacy_model.population or facts.federation.clients, pure=pure)
+    units = privacy_model.population or facts.federation.clients
+    simulated = privacy_model.entropy is Entropy.SEEDED
+    return budget.resolved_delta(units, pure=pure, simulated=simulated)
 
 
 def _privacy_model(

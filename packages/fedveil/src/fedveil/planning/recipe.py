@@ -18,7 +18,13 @@ from typing import Any
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.data.folder import FILE, is_many
-from fedveil.methods.recipes.sections import AggregationSection, DataSection, PrivacySection, Recipe
+from fedveil.methods.recipes.sections import (
+    AggregationSection,
+    DataSection,
+    PrivacySection,
+    Recipe,
+    VotingSection,
+)
 from fedveil.methods.recipes.values import build
 from fedveil.methods.registry import METHODS
 from fedveil.privacy.secure_sums.mode import EARLIER_WORDS
@@ -28,6 +34,7 @@ __all__ = [
     "DataSection",
     "Recipe",
     "as_run",
+    "assigned",
     "parse",
     "read",
     "shipped",
@@ -111,24 +118,39 @@ def parse(
     merged = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
     if isinstance(merged.get("aggregation"), str):
         merged["aggregation"] = {"secure": merged["aggregation"]}
-    changes: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"--set {assignment}: write section.key=value")
-        changes[name.strip()] = _value(text.strip())
-    changes |= values or {}
+    changes = {**assigned(assignments), **(values or {})}
     if isinstance(changes.get("aggregation"), str):
         changes["aggregation.secure"] = changes.pop("aggregation")
     for section, one, other in _ALTERNATIVES:
         for changed, replaced in ((one, other), (other, one)):
             if f"{section}.{changed}" in changes and isinstance(merged.get(section), dict):
                 merged[section].pop(replaced, None)
+    method = str(changes.get("training.method"))
+    if method in METHODS and not METHODS[method].private:
+        merged = {key: v for key, v in merged.items() if key not in ("privacy", "aggregation")}
+    sums = merged.get("aggregation")
+    if changes.get("privacy.trust") in ("local", "central") and isinstance(sums, dict):
+        sums.pop("secure", None)  # the recipe's secure sums were for another trust
     for name, value in changes.items():
         _assign(merged, name, value)
     _choose_by_unit(merged)
     _name_clients(merged)
     return typing.cast(Recipe, build(Recipe, merged, ""))
+
+
+def assigned(assignments: Sequence[str]) -> dict[str, Any]:
+    """Return the values by name of `name=value` assignments, each read as TOML or as a word.
+
+    Raises:
+        ConfigError: An assignment has no name or no equals sign.
+    """
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set {assignment}: write section.key=value")
+        changes[name.strip()] = _value(text.strip())
+    return changes
 
 
 def _choose_by_unit(table: dict[str, Any]) -> None:
@@ -225,6 +247,7 @@ def without_privacy(recipe: Recipe) -> Recipe:
         method={},
         aggregation=AggregationSection(),
         privacy=PrivacySection(),
+        voting=VotingSection(),
     )
 
 

@@ -41,6 +41,8 @@ def pipeline_of(method: Method, federation: Federation, module: nn.Module) -> Up
     if method.voting is not None:
         inputs = _questions(method.voting, federation)
         pipeline = replace(pipeline, ballot=Ballot(module, inputs, federation.classes))
+    if method.placement is not None:
+        pipeline = replace(pipeline, statistic=method.placement.statistic(federation, module))
     if method.by_examples and pipeline.weight_cap is None:
         # Dividing by the sum of weights makes any common factor vanish.
         pipeline = replace(pipeline, weight_cap=int(federation.sizes.max()))

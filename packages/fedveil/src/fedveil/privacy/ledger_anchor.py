@@ -20,7 +20,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 def noted(name: str) -> tuple[int, str] | None:
     """Lines and head of the ledger with this id when they were last noted; None: not known."""
     try:
-        return parse_note(_place(name).read_bytes())
+        return parse_note(place_of(name).read_bytes())
     except (OSError, RuntimeError):
         return None
 
@@ -32,7 +32,7 @@ def note(name: str, lines: int, head: str) -> None:
     knows less.
     """
     with suppress(OSError, RuntimeError):
-        path = _place(name)
+        path = place_of(name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -51,7 +51,12 @@ def parse_note(data: bytes) -> tuple[int, str] | None:
     return None if found is None else (int(found[1]), found[2].decode())
 
 
-def _place(name: str) -> Path:
+def place_of(name: str) -> Path:
+    """Return where the note of the ledger with this id lies.
+
+    Raises:
+        RuntimeError: it is no id, or this account has no home.
+    """
     if not _ID.fullmatch(name):
         raise RuntimeError(f"{name!r} is no id")
     state = os.environ.get("XDG_STATE_HOME") or ""

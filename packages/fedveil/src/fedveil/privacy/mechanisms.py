@@ -209,6 +209,18 @@ class NoisyVotes(Mechanism):
         return use.gaussian(self.noise_std / math.sqrt(use.factor))
 
 
+@mechanism("noisy-moments")
+@dataclass(frozen=True)
+class NoisyMoments(NoisyVotes):
+    """A noisy sum of second moments, one vector of each unit (`methods.moments`).
+
+    noise_std: std of the noise on every entry / a length that no vector exceeds. Two vectors are
+        at most sqrt(2) such lengths apart, as two votes are.
+    """
+
+    law = "Gaussian noise on second moments"
+
+
 @mechanism("noisy-selection")
 @dataclass(frozen=True)
 class NoisySelection(Mechanism):

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from fedveil.tune.bounds import FuBound
-from fedveil.tune.iterations import Advice, Iterations, every_divisor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+    from fedveil.tune.advice import Advice
     from fedveil.tune.feasible import Row
-    from fedveil.tune.pilot import TrialJournal
-    from fedveil.tune.recommend import Findings
+    from fedveil.tune.trials import Outcome, Trial
 
 _STYLE: dict[Any, Any] = {
     "font.family": "serif",
@@ -36,6 +31,7 @@ _STYLE: dict[Any, Any] = {
 }
 _OPTIONS = {
     "recommended": ("o", "black"),
+    "as it stands": ("D", "0.7"),
     "more private": ("s", "white"),
     "cheaper": ("^", "white"),
 }
@@ -64,18 +60,6 @@ def write_out(axis: Axis) -> None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_minor_formatter(NullFormatter())
-
-
-def draw_iterations(advice: Advice, path: Path) -> None:
-    """Score against local steps at the chosen total, and against the total for fixed choices."""
-
-    def paint(figure: Figure, left: Axes, right: Axes) -> None:
-        _against_local_steps(left, advice)
-        _against_total(right, advice)
-        right.sharey(left)  # the same bound: heights are compared
-        left.autoscale(axis="y")
-
-    draw(path, paint)
 
 
 def draw_feasible(rows: Sequence[Row], path: Path) -> None:
@@ -111,11 +95,11 @@ def draw_feasible(rows: Sequence[Row], path: Path) -> None:
     draw(path, paint, height=3.4)
 
 
-def draw_pilot(found: Findings, journal: TrialJournal, path: Path) -> None:
-    """Errors of all trials, darker the more clients they had; the options stand out."""
+def draw_search(found: Advice, outcomes: Mapping[tuple[int, Trial], Outcome], path: Path) -> None:
+    """Draw the errors of all trials, darker the more clients they had; the options stand out."""
     worst = 2 * max(found.trivial, 1e-9)
     clouds: dict[float, list[tuple[Any, float]]] = {}
-    for trial, outcome in journal.items():
+    for (_, trial), outcome in outcomes.items():
         asked = trial.epsilon == found.recommended.epsilon and trial.noise == 1
         if asked and math.isfinite(outcome.error):
             clouds.setdefault(trial.share, []).append((trial.candidate, min(worst, outcome.error)))
@@ -152,48 +136,3 @@ def mark(
 def _legend_above(axes: Axes) -> None:
     """A legend that never covers a line."""
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, columnspacing=1.2)
-
-
-def _against_local_steps(axes: Axes, advice: Advice) -> None:
-    total = advice.chosen.total_steps
-    choices = every_divisor(advice.score, total)
-    steps, bounds = [c.local_steps for c in choices], [c.bound for c in choices]
-    axes.loglog(steps, bounds, color="0.55", marker=".", markersize=3, zorder=1)
-    marks: list[tuple[Iterations | None, str, str, str]] = [
-        (advice.best, "best divisor", "o", "black"),
-        (advice.asymptotic, "asymptotic rule", "s", "white"),
-        (advice.rule_of_thumb, "literal rule", "^", "white"),
-        (advice.chosen if advice.chosen != advice.best else None, "as given", "D", "0.5"),
-    ]
-    for choice, label, marker, face in marks:
-        if choice is not None:
-            size, order = (4, 3) if face == "black" else (7, 2)  # the best is seen inside others
-            label = f"{label}: $E = {choice.local_steps}$"
-            mark(axes, choice.local_steps, choice.bound, label, marker, face, size, order)
-    axes.set_xlabel(f"local steps $E$ ($T = {total}$)")
-    bound = isinstance(advice.score, FuBound)
-    name = advice.score.name
-    axes.set_ylabel("bound on squared distance" if bound else f"score ({name}, heuristic)")
-    _legend_above(axes)
-
-
-def _against_total(axes: Axes, advice: Advice) -> None:
-    """Continuous in the total: divisibility matters for a choice, not for the shape."""
-    chosen = advice.chosen
-    totals = np.geomspace(max(1, chosen.local_steps), max(10, 20 * chosen.total_steps), 200)
-    lines = [(1.0 + 0 * totals, "$E = 1$", "0.55", "-")]
-    if chosen.local_steps > 1:
-        lines.append((chosen.local_steps + 0 * totals, f"$E = {chosen.local_steps}$", "black", "-"))
-    if isinstance(advice.score, FuBound):
-        fu = advice.score
-        constant = np.array([fu.asymptotic_local_steps(int(t)) for t in totals])
-        literal = totals ** (fu.growth / (fu.growth + 1))
-        lines.append((constant, "asymptotic rule", "black", "--"))
-        lines.append((literal, "literal rule $T^{z/(z+1)}$", "black", ":"))
-    for steps, label, colour, style in lines:
-        inside = totals >= steps
-        values = advice.score(steps[inside], totals[inside] / steps[inside])
-        axes.loglog(totals[inside], values, color=colour, linestyle=style, label=label)
-    axes.plot([chosen.total_steps], [chosen.bound], "o", color="black", markersize=5)
-    axes.set_xlabel("total steps $T$")
-    _legend_above(axes)

@@ -140,6 +140,10 @@ class Aggregator(ABC):
     @abstractmethod
     def open(self, summands: Summands, cohort: Ints, dropouts: Dropouts) -> OpenSum: ...
 
+    def took_part(self, cohort: Ints, dropouts: Dropouts) -> int:
+        """Return how many of a cohort took part in a round that released nothing."""
+        return len(cohort) - len(dropouts.before_upload)
+
     def check_survivors(self, here: int, cohort: int) -> None:
         """Raise `NotReleased` if a secure sum of so many devices would hold too little noise."""
         if self.sums is not None and here < self.sums.fewest:

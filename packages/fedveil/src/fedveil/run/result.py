@@ -14,8 +14,8 @@ from fedveil.core.files import write_atomically
 
 RESULT = "result.json"
 _KEPT = (
-    *("accuracy", "rmse", "loss", "baseline", "scores", "rounds", "planned_rounds", "engine"),
-    *("warnings", "certify"),
+    *("accuracy", "rmse", "loss", "baseline", "scores", "rounds", "released_rounds"),
+    *("planned_rounds", "engine", "warnings", "certify"),
 )
 _PACKAGES = ("fedveil", "torch", "numpy", "scipy", "dp-accounting", "cryptography")
 

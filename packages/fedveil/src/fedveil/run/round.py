@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 from fedveil.privacy.secure_sums.errors import NotReleased
 from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.round_report import RoundDropouts, RoundReport
-from fedveil.run.sums import Senders, divisor, next_clip, update_sum
+from fedveil.run.sums import Senders, divisor, next_clip, noise_deviation, update_sum
+from fedveil.training.engines.contract import RoundRequest
+from fedveil.training.server.optimizers import State
 
 if TYPE_CHECKING:
     from fedveil.run.run import Run
@@ -41,9 +43,12 @@ def play_round(run: Run, last: bool) -> RoundReport:
     try:
         total = run.aggregator.open(updates, cohort, dropouts)
         senders = Senders.of(plan, total, run.randomness, number)
+        request = RoundRequest(
+            state.weights, total.clients, number, updates.pipeline, total.rows, run.client_states
+        )
         with run.aggregator.watch.phase("train"):
-            for places, request in senders.requests(state.weights, updates.pipeline, total):
-                for block in run.engine.updates(request):
+            for places, part in senders.parts(request):
+                for block in run.engine.updates(part):
                     total.add(block.at(places))
         total.add_nothing(senders.idle)
         private = total.release()
@@ -54,15 +59,20 @@ def play_round(run: Run, last: bool) -> RoundReport:
     except NotReleased as refusal:
         # No sum: the weights stay; the round's number and its reservation are used up.
         run.store(replace(state, rounds=number + 1), last)
-        here = len(cohort) - len(dropouts.before_upload)
+        here = run.aggregator.took_part(cohort, dropouts)
         return run.report(None, {}, RoundDropouts(len(cohort), here, str(refusal)), last, began)
 
     # From here on everything follows from released values.
-    average = (private / divisor(plan, updates.pipeline, clients)).float()
-    smoothing = plan.method.smoothing
-    update = average if smoothing is None else smoothing(average, plan.layout)
+    shared = divisor(plan, updates.pipeline, clients)
+    update = (private / shared).float()
+    smoothed: State = {}
+    if plan.method.smoothing is not None:
+        deviation = noise_deviation(updates, len(clients), shared)
+        update, smoothed = plan.method.smoothing.step(
+            update, plan.layout, deviation, state.optimizer
+        )
     weights, optimizer = plan.optimizer.step(state.weights, update, state.optimizer, number)
 
-    run.store(Checkpoint(number + 1, weights, {**optimizer, **clip_state}), last)
+    run.store(Checkpoint(number + 1, weights, {**optimizer, **smoothed, **clip_state}), last)
     came = None if run.aggregator.sums is None else RoundDropouts(len(cohort), len(clients))
     return run.report(senders.statistics(total), figures, came, last, began)

@@ -34,7 +34,7 @@ from fedveil.run.round import play_round
 from fedveil.run.round_report import RoundDropouts, RoundReport, unprotected_stats_of
 from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.choose import ENGINES, Choice, build_engine, choose, device_of
-from fedveil.training.engines.contract import Engine, Job
+from fedveil.training.engines.contract import ClientStates, Engine, Job
 from fedveil.training.engines.cost import Workload
 from fedveil.training.engines.distributed_env import under_torchrun
 from fedveil.training.models.flat import load
@@ -124,6 +124,7 @@ class Run(Displayed):
         self.every = usual if every is None else count("every", every)
         self._plan, self._randomness, self._memory = plan, plan.randomness, NoiseMemory()
         self._clients = plan.federation.clients
+        self.client_states = ClientStates()  # what a local step remembers, in memory alone
         self._job = job_of(plan, self._randomness)
         if remote is not None:
             self._engine, self._aggregator = remote.parts(plan)
@@ -134,7 +135,8 @@ class Run(Displayed):
             self._aggregator = build_aggregator(plan.secure_sums)
             if engine is None:
                 self.choice, self._engine = _chosen(plan, self._job, speed or Speed())
-                if self.choice.name not in ENGINES:
+                # Statistics are computed by one engine, whichever was asked for.
+                if self.choice.name not in ENGINES and plan.pipeline.statistic is None:
                     self._certify_nothing(unproved(f"Engine {self.choice.name!r}"))
             else:
                 self.choice = Choice(engine.name, "it was given")
@@ -225,8 +227,13 @@ class Run(Displayed):
     def keep_in(self, directory: RunDirectory) -> Run:
         """Keep this run in a directory, going on from the state that is stored there."""
         directory.check(self.plan)
-        self.directory = directory
-        self.state = directory.load()
+        state = directory.load()
+        if state.rounds and self.plan.method.local.step is not None:
+            raise ConfigError(
+                f"{directory.path}: cannot be resumed, because what its local step remembers of "
+                "clients was never written. Start the run again in another directory."
+            )
+        self.directory, self.state = directory, state
         self.dropouts = {
             line["round"]: RoundDropouts.from_dict(line["dropouts"])
             for line in directory.metrics()
@@ -266,6 +273,11 @@ class Run(Displayed):
     def rounds_left(self) -> int:
         """Rounds that can still be run: the plan's, less what a crash has spent for nothing."""
         return self.plan.method.rounds - self.next_round
+
+    @property
+    def released_rounds(self) -> int:
+        """Rounds whose sum was released; the others left the weights as they were."""
+        return self.state.rounds - sum(bool(one.not_released) for one in self.dropouts.values())
 
     def __iter__(self) -> Iterator[RoundReport]:
         audience = Audience(self.callbacks, self.plan)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fedveil.core.randomness import Randomness
 from fedveil.methods.parts.noise_placement import RoundNoise
@@ -27,16 +26,12 @@ class Senders:
     """The clients of a sum: which of them add an update, and to which clip.
 
     Attributes:
-        clients: Their numbers in the federation, `[clients]`.
         add: Whether each adds an update, `[clients]`; a client whose secret coin said no does not.
         scales: The clip of each as a share of the round's clip, `[clients]`.
-        round_number: The round, from 0.
     """
 
-    clients: Cohort
     add: npt.NDArray[np.bool_]
     scales: npt.NDArray[np.float64]
-    round_number: int
 
     @classmethod
     def of(cls, plan: Plan, total: OpenSum, randomness: Randomness, number: int) -> Senders:
@@ -47,23 +42,20 @@ class Senders:
             add[:] = [sampling.coin(randomness, number, int(client)) for client in clients]
         if not total.elsewhere and plan.scales is not None:
             scales = np.array(plan.scales)[clients]
-        return cls(clients, add, scales, number)
+        return cls(add, scales)
 
     @property
     def idle(self) -> Cohort:
         """Positions of the clients that add no update."""
         return np.flatnonzero(~self.add)
 
-    def requests(
-        self, weights: Tensor, pipeline: UpdatePipeline, total: OpenSum
-    ) -> Iterator[tuple[Cohort, RoundRequest]]:
-        """Yield the work of clients with the same clip, and their positions among the clients."""
+    def parts(self, request: RoundRequest) -> Iterator[tuple[Cohort, RoundRequest]]:
+        """Yield the request's clients by their clips, with their positions in the request."""
         for scale in np.unique(self.scales):
             places = np.flatnonzero(self.add & (self.scales == scale))
-            if not len(places):
-                continue
-            own, shape = self.clients[places], pipeline.scaled(float(scale))
-            yield places, RoundRequest(weights, own, self.round_number, shape, total.rows)
+            shape = None if request.pipeline is None else request.pipeline.scaled(float(scale))
+            if len(places):
+                yield places, replace(request.part(places), pipeline=shape)
 
     def statistics(self, total: OpenSum) -> Block | None:
         """Return norms and losses of the clients that add an update, for simulations."""
@@ -117,6 +109,14 @@ def divisor(plan: Plan, pipeline: UpdatePipeline, clients: Cohort) -> float:
     if plan.secure_sums is None:
         return plan.sampling.expected_cohort
     return plan.sampling.coin_rate * len(clients)
+
+
+def noise_deviation(updates: RoundNoise, clients: int, divisor: float) -> float | None:
+    """Return the standard deviation of the noise on a coordinate of the average; None: unknown."""
+    if updates.noise is None:
+        return None
+    of_sum = updates.noise.deviation(updates, clients)
+    return None if of_sum is None else of_sum / divisor
 
 
 def next_clip(

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -24,12 +25,14 @@ from fedveil.data.dp_schema import MISSED, Bought, affordable
 from fedveil.data.federation import Federation, Task
 from fedveil.data.labels import STANDARDISED
 from fedveil.data.public_facts import PublicFacts, public_facts
-from fedveil.planning.assemble import federation_of, offer_of, plan_of
+from fedveil.planning.assemble import federation_of, offer_of, plan_of, with_table_model
 from fedveil.planning.recipe import DataSection, Recipe, with_defaults
 from fedveil.training.server.averaging import Average
 from fedveil.tune.proxy import Proxy
+from fedveil.tune.space import Point, Space, short
 from fedveil.tune.synthetic_proxy import synthetic_proxy
-from fedveil.tune.trials import Candidate, Outcome, ProxyTrials, Trial, recipe_with_settings
+from fedveil.tune.trials import Candidate, ProxyTrials, recipe_with_settings
+from fedveil.tune.tuner import Progress, Tuner
 
 FEW = 30  # clients: fewer than these cannot hide one of them, so records are protected instead
 _ALL = 2000  # clients: up to so many take part in every round
@@ -46,14 +49,12 @@ _MOST_STEPS = (100, 400)  # of a client in a round, among many clients and among
 _STEPS = 20_000  # and of all of them together
 _STABLE = 1.5  # times one over the largest curvature; from twice on, steps may grow without end
 _CURVED = 0.4  # of the largest possible curvature: made-up data have less
-_PASSES = 3
+_SEEDS = 2  # of every comparison
 _FRESH = (5, 15)  # seeds: all of the first, or most of the last, say whether it can work
-_BETTER = 0.01  # by which the score must fall for a change to be worth it
+_BETTER = 0.005  # of the logarithm of a loss, by which a change must pay
 _LEARNT = 0.95  # of the constant answer's error: a result above it is hardly a result
-
-Point = Mapping[str, int]  # exponents of two
-_LEAST: Point = {"rounds": 1, "reach": -8, "stride": -6}
-_MOST: Point = {"rounds": 6, "reach": 8, "stride": 4}
+EFFORT = 30_000.0  # of the search, in about milliseconds
+_BOX = {"rounds": (1.0, 6.0), "reach": (-8.0, 8.0), "stride": (-6.0, 4.0)}  # exponents of two
 _FARTHEST = 8  # of rounds and stride together: what lies beyond takes minutes
 
 
@@ -77,7 +78,12 @@ class Chosen:
 
 
 def choose(
-    recipe: Recipe, given: Collection[str], pay: Pay | None = None, *, buy: bool = True
+    recipe: Recipe,
+    given: Collection[str],
+    pay: Pay | None = None,
+    *,
+    buy: bool = True,
+    show: Callable[[Progress], None] = lambda progress: None,
 ) -> Chosen:
     """Choose what to run on a table.
 
@@ -91,6 +97,7 @@ def choose(
         given: the recipe's keys that the user has set, and keeps.
         pay: is told of statistics, and of the delta they are part of, before they are bought.
         buy: off, they are taken from the rows, and a sentence says what a run would do.
+        show: is told of the search's progress.
 
     Returns:
         The recipe with its settings, its federation, and what to tell the user.
@@ -105,22 +112,35 @@ def choose(
         clients = federation.clients
     clients = recipe.privacy.public_clients or clients
     recipe, unit = _with_unit(recipe, clients, given)
+    if facts is not None:
+        recipe = with_table_model(recipe, given, clients, facts)
     recipe = with_defaults(_with_cohort(recipe, clients, given))
     statistics: tuple[str, ...] = ()
     if facts is not None and recipe.training.method in _OURS:
         recipe, federation, statistics = _with_statistics(recipe, facts, clients, pay, buy)
     federation = federation or federation_of(recipe.data)
     notes = (*unit, *statistics)
+    if recipe.training.method == "moments":
+        said = (
+            f"Model: numbers are cut into about {recipe.data.bins} bins, and a linear model is "
+            "fitted to one noisy sum of second moments. Nothing was tuned; --set training.method="
+            "dp-sgd (or dp-fedavg) trains in rounds instead."
+        )
+        return Chosen(recipe, federation, clients, (*notes, said))
     tuned = recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given)
     if tuned or recipe.training.method not in _OURS:
         return Chosen(recipe, federation, clients, notes)
     if "server.average" not in given:  # of what is released anyway: it costs nothing
         recipe = replace(recipe, server=replace(recipe.server, average=Average.POLYNOMIAL.value))
-    search = _Search(recipe, federation, clients, given)
-    point = search.best()
-    chosen = search.recipe_with(point)
-    notes = (*notes, search.sentence(chosen))
-    return Chosen(chosen, federation, clients, notes, search.warning(point))
+    search, space = _tuner(recipe, federation, clients, given)
+    search.show = show
+    candidate = search.run()
+    if search.interrupted:  # whoever presses Ctrl-C wants no training either
+        raise KeyboardInterrupt
+    chosen, runs = _with_candidate(recipe, candidate, given), len(search.outcomes)
+    notes = (*notes, _sentence(chosen, runs, by_record=space.by_record))
+    warning = _warning(search, candidate, clients, by_record=space.by_record)
+    return Chosen(chosen, federation, clients, notes, warning)
 
 
 def _public_facts(data: DataSection) -> PublicFacts | None:
@@ -203,16 +223,17 @@ def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe
     if any(f"training.{key}" in given for key in ("sampling", "cohort", "rate")):
         return recipe
     training = recipe.training
-    if clients == 1 and training.method == "dp-sgd" and recipe.privacy.trust is None:
+    by_record = training.method in ("dp-sgd", "moments")
+    if clients == 1 and by_record and recipe.privacy.trust is None:
         # Nobody to hide a sum among: the only owner adds all noise itself.
         recipe = replace(recipe, privacy=replace(recipe.privacy, trust=Trust.LOCAL.value))
-    if clients <= _ALL:
+    if clients <= _ALL or training.method == "moments":
         return replace(recipe, training=replace(training, sampling="everyone"))
     return replace(recipe, training=replace(training, cohort=_COHORT))
 
 
-class _Search:
-    """Tries settings out on made-up data, one of rounds, reach and stride at a time.
+class TableSpace(Space):
+    """Rounds, reach and stride of a run on a table, as exponents of two.
 
     Where whole updates are clipped, the reach is how far all rounds together may move the model,
     which also sets the noise on it, and the stride is learning rate times local steps. The rate
@@ -221,167 +242,141 @@ class _Search:
     """
 
     def __init__(
-        self, recipe: Recipe, federation: Federation, clients: int, given: Collection[str]
+        self, recipe: Recipe, federation: Federation, cohort: float, given: Collection[str]
     ) -> None:
-        self._recipe, self._clients, self._given = recipe, clients, given
-        self._by_record = recipe.training.method == "dp-sgd"
+        self.by_record = recipe.training.method == "dp-sgd"
         self._rate = 1 / _curvature(federation)
-        real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
-        self._epsilon = recipe.privacy.epsilon or 0.0
-        self._share = min(1.0, _TRIED / clients)
         least, most = _MOST_STEPS
-        self._most_steps = max(least, min(most, _STEPS // round(real.sampling.expected_cohort)))
-        self._noise, records = 1.0, _RECORDS
-        trial = recipe
-        if self._by_record:  # how many records clients have is public
-            batch = real.method.local.batch_size or 1
-            records = max(1, min(_MOST_RECORDS, round(len(federation.train) / federation.clients)))
-            self._noise = min(1.0, records / batch)
-            training = replace(recipe.training, batch_size=min(batch, records))
-            trial = replace(recipe, training=training)
-        signals = _SIGNALS[federation.task]
-        self._trials = [
-            ProxyTrials(trial, real, Proxy(made, "synthetic"))
-            for made in (
-                synthetic_proxy(federation, records, signal=signal, clients=min(clients, _TRIED))
-                for signal in signals
-            )
-        ]
-        self._outcomes: dict[Candidate, list[Outcome]] = {}
-
-    def best(self) -> Point:
-        # As many rounds as there may be: where everybody takes part, the noise on how far all
-        # of them lead together does not depend on their number.
-        point: Point = {"rounds": 6, "reach": 2, "stride": 1}
-        if self._by_record:
-            point = {"rounds": 6, "reach": 1, "stride": 2}
-        for _ in range(_PASSES):
-            before = point
-            for name in point:
-                point = self._along(name, point)
-            if point == before:
-                break
-        return point
-
-    def _along(self, name: str, point: Point) -> Point:
-        """The best point on a line through this one, as far as each step is worth it."""
-        for direction in (1, -1):
-            start = point
-            while True:
-                there = {**point, name: point[name] + direction}
-                if not _LEAST[name] <= there[name] <= _MOST[name] or self._too_long(there):
-                    break
-                if not self._score(there) < self._score(point) - _BETTER:
-                    break
-                point = there
-            if point != start:
-                break
-        return point
-
-    def _too_long(self, point: Point) -> bool:
-        """Whether clients would go further in all rounds together than is worth the time."""
-        return not self._by_record and point["rounds"] + point["stride"] > _FARTHEST
-
-    def _score(self, point: Point) -> float:
-        """Sum of the logarithms of the losses: as good as possible on every made-up table."""
-        losses = [outcome.loss for outcome in self.outcomes(point)]
-        return sum(math.log(max(loss, 1e-12)) for loss in losses)
-
-    def outcomes(self, point: Point) -> list[Outcome]:
-        candidate = self.candidate(point)
-        if candidate not in self._outcomes:
-            trial = self._trial(candidate)
-            self._outcomes[candidate] = [trials(trial) for trials in self._trials]
-        return self._outcomes[candidate]
-
-    def _trial(self, candidate: Candidate) -> Trial:
-        """About the same path in fewer, longer steps: made-up data are known to stand them."""
-        stride = candidate.learning_rate * candidate.local_steps
-        steps = min(candidate.local_steps, math.ceil(stride * (1 + _CURVED / self._rate)))
-        shorter = replace(candidate, local_steps=steps, learning_rate=stride / steps)
-        return Trial(shorter, self._epsilon, self._share, 0, self._noise)
-
-    def candidate(self, point: Point) -> Candidate:
-        """The settings that a point stands for, with what the user has set."""
-        rounds, stride = 2 ** point["rounds"], 2.0 ** point["stride"]
-        if self._by_record:
-            found = Candidate(1, rounds, _short(stride * self._rate), 2.0 ** point["reach"])
-        else:
-            steps = max(1, min(self._most_steps, round(stride / self._rate)))
-            clip = _short(2.0 ** point["reach"] / rounds)
-            found = Candidate(
-                steps, rounds, _short(min(stride / steps, _STABLE * self._rate)), clip
-            )
-        recipe = self._recipe
-        kept = {
-            key.partition(".")[2]: getattr(getattr(recipe, section), name)
-            for key in _CHOSEN
-            for section, _, name in [key.partition(".")]
-            if key in self._given
+        self._most_steps = max(least, min(most, _STEPS // round(cohort)))
+        self._kept = {
+            name: getattr(getattr(recipe, section), name)
+            for section, _, name in (key.partition(".") for key in _CHOSEN if key in given)
         }
-        if "training.local_epochs" in self._given:  # with whole batches the same
-            kept["local_steps"] = recipe.training.local_epochs
-        return replace(found, **kept)
-
-    def recipe_with(self, point: Point) -> Recipe:
-        """The recipe with the settings of a point where the user has set nothing."""
-        made = recipe_with_settings(self._recipe, self.candidate(point))
-        training = made.training
-        if "training.local_epochs" in self._given:
-            epochs = self._recipe.training.local_epochs
-            training = replace(training, local_steps=None, local_epochs=epochs)
-        return replace(made, training=training)
-
-    def sentence(self, chosen: Recipe) -> str:
-        training, clip = chosen.training, chosen.privacy.clip_norm
-        local = f"{training.local_epochs} local epochs"
-        if training.local_steps is not None:
-            local = (
-                "1 local step"
-                if training.local_steps == 1
-                else f"{training.local_steps} local steps"
-            )
-        whose = "each row's gradient" if self._by_record else "each client's update"
-        averages = chosen.server.average not in (None, Average.NONE)
-        averaged = ", the last rounds' models averaged" if averages else ""
-        return (
-            f"Settings: {training.rounds} rounds of {local} at rate {training.learning_rate:g}, "
-            f"{whose} clipped to {clip:g}{averaged}; chosen by {self.runs} short runs on made-up "
-            "data with these columns, clients and budget, not by looking at any row. --set changes "
-            "them."
-        )
+        if "training.local_epochs" in given:  # with whole batches the same
+            self._kept["local_steps"] = recipe.training.local_epochs
 
     @property
-    def runs(self) -> int:
-        return len(self._trials) * len(self._outcomes)
+    def box(self) -> Mapping[str, tuple[float, float]]:
+        return _BOX
 
-    def warning(self, point: Point) -> str:
-        """A sentence if even predictable data come out hardly better than the constant answer."""
-        hopeless = [self._hopeless(trials, point) for trials in self._trials]
-        if not hopeless[0]:
-            return ""
-        what = "even if the columns tell nearly everything about the label"
-        if not hopeless[-1]:
-            what = "unless the columns tell nearly everything about the label"
-        less = "" if self._by_record else "protect single rows (--unit record), "
-        return (
-            f"do not expect the model to beat a constant answer with {self._clients} clients at "
-            f"epsilon {self._epsilon:g}, {what}; {less}use fewer columns, or raise privacy.epsilon"
+    @property
+    def start(self) -> Point:
+        # As many rounds as there may be: where everybody takes part, the noise on how far all
+        # of them lead together does not depend on their number.
+        reach, stride = (1.0, 2.0) if self.by_record else (2.0, 1.0)
+        return {"rounds": 6.0, "reach": reach, "stride": stride}
+
+    def candidate(self, at: Point) -> Candidate:
+        rounds, stride = round(2 ** at["rounds"]), 2.0 ** at["stride"]
+        if self.by_record:
+            found = Candidate(1, rounds, short(stride * self._rate), 2.0 ** at["reach"])
+        else:
+            steps = max(1, min(self._most_steps, round(stride / self._rate)))
+            rate = short(min(stride / steps, _STABLE * self._rate))
+            found = Candidate(steps, rounds, rate, short(2.0 ** at["reach"] / rounds))
+        return replace(found, **self._kept)
+
+    def simulated(self, candidate: Candidate) -> Candidate:
+        """Take about the same path in fewer, longer steps: made-up data are known to stand them."""
+        stride = candidate.learning_rate * candidate.local_steps
+        steps = min(candidate.local_steps, math.ceil(stride * (1 + _CURVED / self._rate)))
+        return replace(candidate, local_steps=steps, learning_rate=stride / steps)
+
+    def moved(self, at: Point, name: str, steps: float) -> Point | None:
+        there = super().moved(at, name, steps)
+        if there is None or self.by_record or there["rounds"] + there["stride"] <= _FARTHEST:
+            return there
+        return None
+
+
+def _tuner(
+    recipe: Recipe, federation: Federation, clients: int, given: Collection[str]
+) -> tuple[Tuner, TableSpace]:
+    """Prepare a search on made-up tables of little and of much signal."""
+    real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
+    space = TableSpace(recipe, federation, real.sampling.expected_cohort, given)
+    noise, records, trial = 1.0, _RECORDS, recipe
+    if space.by_record:  # how many records clients have is public
+        batch = real.method.local.batch_size or 1
+        records = max(1, min(_MOST_RECORDS, round(len(federation.train) / federation.clients)))
+        noise = min(1.0, records / batch)
+        training = replace(recipe.training, batch_size=min(batch, records))
+        trial = replace(recipe, training=training)
+    proxies = [
+        ProxyTrials(trial, real, Proxy(made, "synthetic"))
+        for made in (
+            synthetic_proxy(federation, records, signal=signal, clients=min(clients, _TRIED))
+            for signal in _SIGNALS[federation.task]
         )
+    ]
+    search = Tuner(
+        proxies,
+        space,
+        recipe.privacy.epsilon or 0.0,
+        EFFORT,
+        spread=1,
+        seeds=(_SEEDS,),
+        steps=(1.0,),
+        better=_BETTER,
+        measure=attrgetter("loss"),  # also where most answers are right by chance
+        share=min(1.0, _TRIED / clients),
+        noise=noise,
+    )
+    return search, space
 
-    def _hopeless(self, trials: ProxyTrials, point: Point) -> bool:
-        """Whether most runs under seeds that have chosen nothing are no result."""
-        trial, worst = self._trial(self.candidate(point)), _LEARNT * trials.trivial()
-        few, most = _FRESH
-        missed = 0
-        for seed in range(1, most + 1):
-            missed += trials(replace(trial, seed=seed)).error > worst
-            if seed == few and missed in (0, few):
-                return missed > 0
-        return 2 * missed > most
+
+def _with_candidate(recipe: Recipe, candidate: Candidate, given: Collection[str]) -> Recipe:
+    """Return the recipe with settings where the user has set nothing."""
+    made = recipe_with_settings(recipe, candidate)
+    if "training.local_epochs" not in given:
+        return made
+    epochs = recipe.training.local_epochs
+    return replace(made, training=replace(made.training, local_steps=None, local_epochs=epochs))
 
 
-_OURS = ("dp-fedavg", "dp-sgd")
+def _sentence(chosen: Recipe, runs: int, *, by_record: bool) -> str:
+    training, clip = chosen.training, chosen.privacy.clip_norm
+    local = f"{training.local_epochs} local epochs"
+    if training.local_steps is not None:
+        steps = training.local_steps
+        local = "1 local step" if steps == 1 else f"{steps} local steps"
+    whose = "each row's gradient" if by_record else "each client's update"
+    averages = chosen.server.average not in (None, Average.NONE)
+    averaged = ", the last rounds' models averaged" if averages else ""
+    return (
+        f"Settings: {training.rounds} rounds of {local} at rate {training.learning_rate:g}, "
+        f"{whose} clipped to {clip:g}{averaged}; chosen by {runs} short runs on made-up data with "
+        "these columns, clients and budget, not by looking at any row. --set changes them."
+    )
+
+
+def _warning(search: Tuner, candidate: Candidate, clients: int, *, by_record: bool) -> str:
+    """Return a sentence if even predictable data come out hardly better than a constant answer."""
+    hopeless = [_hopeless(search, candidate, number) for number in range(len(search.proxies))]
+    if not hopeless[0]:
+        return ""
+    what = "even if the columns tell nearly everything about the label"
+    if not hopeless[-1]:
+        what = "unless the columns tell nearly everything about the label"
+    less = "" if by_record else "protect single rows (--unit record), "
+    return (
+        f"do not expect the model to beat a constant answer with {clients} clients at epsilon "
+        f"{search.epsilon:g}, {what}; {less}use fewer columns, or raise privacy.epsilon"
+    )
+
+
+def _hopeless(search: Tuner, candidate: Candidate, number: int) -> bool:
+    """Return whether most runs under seeds that have chosen nothing are no result."""
+    worst = _LEARNT * search.proxies[number].trivial()
+    few, most = _FRESH
+    for runs in (few, most):
+        missed = sum(o.error > worst for o in search.fresh(candidate, runs, number))
+        if missed in (0, runs):
+            break
+    return 2 * missed > runs
+
+
+_OURS = ("dp-fedavg", "dp-sgd", "moments")
 _CHOSEN = (
     "training.rounds",
     "training.local_steps",
@@ -397,7 +392,3 @@ def _curvature(federation: Federation) -> float:
     if federation.task is Task.MULTI_LABEL:  # a mean over labels, each with weights of its own
         return length / (4 * federation.classes)
     return length if federation.task is Task.REGRESSION else length / 2
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.3g}")

@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
 )
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.data.columns import code_of, number_column
+from fedveil.data.columns import code_of, number_column, number_of
 from fedveil.data.pieces import frame_of
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import plan_of
@@ -105,8 +105,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.model_ = TrainedModel(bundle_of(run.plan, None, run.guarantee), run.model())
 
     def _table(self, X: Any, *, reset: bool, y: Any = None) -> tuple[pa.Table, Any]:
-        """Inputs as a table: frames with text as they are, all else as numbers. A number that is
-        not finite is missing: refusing it would tell that it is there."""
+        """Inputs as a table: frames with text as they are, all else as numbers. What is no finite
+        number is missing: refusing it would tell that it is there."""
         if reset:
             if y is None:  # in scikit-learn's words
                 raise ValueError(
@@ -118,7 +118,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if frame is None:
             least = 2 if reset else 1
             rules = {"dtype": np.float64, "ensure_min_samples": least, "ensure_all_finite": False}
-            inputs = validate_data(self, X, reset=reset, **rules)
+            inputs = validate_data(self, _by_entry(X), reset=reset, **rules)
             inputs = np.where(np.isfinite(inputs), inputs, np.nan)
             if reset:
                 check_consistent_length(inputs, y)
@@ -149,7 +149,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = self.random_state is None
-        tags.input_tags.allow_nan = True
+        tags.input_tags.allow_nan = tags.input_tags.string = True
         if tags.classifier_tags is not None:
             tags.classifier_tags.multi_label = True
         return tags
@@ -277,6 +277,19 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         table = self._more(X)
         chances = self.model_.predict_proba(table)
         return chances if self._several else chances[:, self._order]
+
+
+def _by_entry(X: Any) -> Any:
+    """Lists of equally many entries, and an array of objects, as numbers `[rows, columns]`.
+
+    They have no type that all entries share, so each entry is read by itself.
+    """
+    rows = isinstance(X, list | tuple) or (isinstance(X, np.ndarray) and X.dtype == object)
+    if not rows or not all(isinstance(row, list | tuple | np.ndarray) for row in X):
+        return X
+    if len(set(map(len, X))) != 1:
+        return X
+    return np.array([[number_of(entry) for entry in row] for row in X], np.float64)
 
 
 def _plain(value: Any) -> Any:

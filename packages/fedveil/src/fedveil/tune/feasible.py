@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fedveil.core.arguments import count, not_negative
+from fedveil.core.arguments import count, delta_value, not_negative, positive
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.privacy.accounting import PrivacyModel, Release, account, default_delta
@@ -27,7 +27,6 @@ from fedveil.privacy.mechanisms import Gaussian, Laplace
 from fedveil.privacy.refusals import MechanismRefused
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampling, sampling_kind
 from fedveil.privacy.translation import usual_adjacency
-from fedveil.tune.spending import about, remaining
 
 ROUNDS = (10, 100, 1000)
 NOISES = ("gaussian", "laplace")
@@ -35,6 +34,34 @@ SIGNAL_TO_NOISE = (
     "norm of the average of a cohort that agrees fully, over the norm of the noise on it; "
     "over a run sqrt(rounds) times this"
 )
+
+
+def remaining(
+    epsilon: float, delta: float, spent_epsilon: float = 0.0, spent_delta: float = 0.0
+) -> tuple[float, float]:
+    """Return the (epsilon, delta) that may still be spent on the same units.
+
+    Both add up: basic composition holds whatever the earlier releases were, adaptive ones included.
+
+    Raises:
+        ConfigError: Nothing is left.
+    """
+    positive("epsilon", epsilon)
+    delta_value(delta)
+    not_negative("spent_epsilon", spent_epsilon)
+    delta_value(spent_delta)
+    if spent_epsilon >= epsilon or (spent_delta > 0 and spent_delta >= delta):
+        raise ConfigError(
+            f"the budget ({epsilon:g}, {delta:g}) is already spent: ({spent_epsilon:g}, "
+            f"{spent_delta:g}) went before; nothing can be trained on these units under it"
+        )
+    return epsilon - spent_epsilon, delta - spent_delta
+
+
+def about(number: int) -> str:
+    """Write a count with two significant digits, rounded up."""
+    unit: int = 10 ** max(0, len(str(number)) - 2)
+    return f"about {-(-number // unit) * unit}"
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.tuning import RandomRuns, Repeats
 from fedveil.run.run import Run
-from fedveil.tune.proxy import SYNTHETIC, Proxy, check_federations
-from fedveil.tune.space import Space
+from fedveil.tune.proxy import SYNTHETIC, Proxy
+from fedveil.tune.space import RecipeSpace
 from fedveil.tune.trials import Candidate, recipe_with_settings
 
 SETTINGS = 30  # on the list to draw from; costs nothing
@@ -92,10 +92,10 @@ def tuned(
     return best
 
 
-def settings_to_draw(space: Space, number: int = SETTINGS) -> list[Candidate]:
-    """A fixed list of settings with the recipe's own rounds and cohort; made from public data."""
+def settings_to_draw(space: RecipeSpace, number: int = SETTINGS) -> list[Candidate]:
+    """Return a fixed list of settings with the recipe's own rounds and cohort."""
     base = space.base
-    drawn = [base, *space.spread(number - 1, seed=0)]
+    drawn = [base, *map(space.candidate, space.spread(number - 1, seed=0))]
     same = (replace(c, rounds=base.rounds, cohort=base.cohort) for c in drawn)
     return list(dict.fromkeys(same))
 
@@ -177,7 +177,6 @@ def _scored_on(private: Federation, scored: Proxy) -> Federation:
     )
     if not same or (public.scaling is None) != (private.scaling is None):
         raise ConfigError(f"--proxy: {scored.source} does not have the recipe's inputs and classes")
-    check_federations(public, private, f"--proxy {scored.source}")
     return replace(private, test=public.train, verified=True)
 
 

@@ -2,86 +2,37 @@
 
 Private data are never a proxy. A recipe that trains on a file is taken to be private. A named
 source is public, but where the settings of a run were chosen on the very rows that it protects, its
-guarantee says so and is not certified.
+guarantee says so and is not certified. That other data are public is declared, and stands in the
+guarantee: rows are not compared, because a refusal would tell that a row is in the protected data.
 """
 
 from __future__ import annotations
 
-import filecmp
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.assignment import generator, offsets_of
-from fedveil.data.federation import HELD_OUT_NOTE, Examples, Federation
-from fedveil.data.tablefile import read_table
+from fedveil.data.federation import Federation
+from fedveil.data.partition import PARTITIONS, Partition, named
+from fedveil.data.sources import SOURCES
 from fedveil.planning.assemble import federation_of
 from fedveil.planning.recipe import DataSection, Recipe
-from fedveil.tune.synthetic_proxy import synthetic_proxy
-
-SHARE = 0.1  # of the rows of either that may be in both by coincidence
-_ALIKE = 0.5  # with fewer different rows than this share, rows do not tell whose they are
-_TOGETHER = 4096  # rows encoded at a time
+from fedveil.tune.synthetic_proxy import MOST_CLIENTS, Scales, synthetic_proxy
 
 
 class NotPublic(PrivacyRefusal):
-    """Data that were called public are the protected data, or hold rows of them."""
+    """Data that were called public are the protected data, by their name or their file."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
             f"{what}: scores and settings taken from it would be releases without noise",
             "name data of other people, from a public source (fedveil data list) or file",
         )
-
-
-def check_files(public: Path, private: Path, client_column: str | None) -> None:
-    """Refuse the private file under any name, a copy of it, and a table with many of its rows."""
-    if public.samefile(private) or filecmp.cmp(public, private, shallow=False):
-        raise NotPublic(f"{public} is the private file itself")
-    one, other = read_table(public), read_table(private)
-    shared = [n for n in one.column_names if n in other.column_names and n != client_column]
-    if shared:
-        _check_share(_texts(one, shared), list(_texts(other, shared)), f"rows of {public}")
-
-
-def check_federations(public: Federation, private: Federation, source: str) -> None:
-    """Refuse public examples of which many are examples of the protected clients."""
-    if public.input_shape != private.input_shape or public.task is not private.task:
-        return
-    owned = [private.train]
-    if HELD_OUT_NOTE in private.notes:
-        owned += [private.test, *([private.validation] if private.validation is not None else [])]
-    theirs = [key for part in owned for key in _encoded(private, part)]
-    ours = (key for part in (public.train, public.test) for key in _encoded(public, part))
-    _check_share(ours, theirs, f"examples of {source}")
-
-
-def _check_share(public: Iterable[object], private: list[object], what: str) -> None:
-    known = set(private)
-    if len(known) < _ALIKE * len(private):
-        return
-    asked = set(public)
-    if len(asked & known) > SHARE * min(len(asked), len(known)):
-        raise NotPublic(f"{what} are also in the protected data")
-
-
-def _texts(table: object, columns: list[str]) -> Iterator[object]:
-    texts = [pc.fill_null(table.column(name).cast("string"), "") for name in columns]  # type: ignore[attr-defined]
-    joined = pc.binary_join_element_wise(*texts, "\x1f")
-    return (hash(text) for text in joined.to_pylist())
-
-
-def _encoded(federation: Federation, part: Examples) -> Iterator[object]:
-    for begin in range(0, len(part), _TOGETHER):
-        rows = slice(begin, begin + _TOGETHER)
-        inputs = federation.model_inputs(part.inputs[rows])
-        for values, target in zip(inputs, part.targets[rows], strict=True):
-            yield hash((values.tobytes(), target.tobytes()))
 
 
 SYNTHETIC = "synthetic"
@@ -107,27 +58,29 @@ class Proxy:
 def proxy_of(
     recipe: Recipe, name: str | None, federation: Federation, records: int | None = None
 ) -> Proxy:
-    """The proxy of this name for a recipe whose real data is `federation`.
+    """Return public data for the trials of a recipe.
 
-    None stands for the recipe's own source if it is a public one; `synthetic` for made-up data,
-    `records` a client; anything else is a public source or a file read as the recipe reads its own.
+    Args:
+        recipe: The recipe.
+        name: A public source, or a public file that is read as the recipe reads its own, or
+            `synthetic` for made-up data. None is the recipe's own source, which is public; where
+            the recipe reads a file, which counts as private, None is `synthetic`.
+        federation: The recipe's real data.
+        records: Records of a made-up client, if publicly known.
+
+    Raises:
+        NotPublic: The named data are the protected ones.
     """
-    if name is None and recipe.data.file is not None:
-        raise ConfigError(
-            f"--proxy: {recipe.data.file} is private, so nothing may be tried out on it; name a "
-            "public source (fedveil data list), a public file, or synthetic"
-        )
+    if name == SYNTHETIC or (name is None and recipe.data.file is not None):
+        return _made_up(recipe, federation, records)
     if name is None or (recipe.data.file is None and name == recipe.data.source):
         # The true test part stays unseen, or the expected result would flatter itself.
         own = recipe.data.source
         return Proxy(_scored_on_train(federation), f"{own} (public)", looked_at=(own,))
-    if name == SYNTHETIC:
-        return _made_up(recipe, federation, records)
-    named = federation_of(_public_section(recipe, name))
-    source = f"{named.name} (public)"
-    check_federations(named, federation, source)
+    found = federation_of(_public_section(recipe, name))
+    source = f"{found.name} (public)"
     where = str(Path(name).absolute()) if Path(name).exists() else name
-    return Proxy(named, source, _differences(named, federation), (where,))
+    return Proxy(found, source, _differences(found, federation), (where,))
 
 
 def with_look(recipe: Recipe, looked_at: Iterable[str]) -> Recipe:
@@ -159,27 +112,48 @@ def _public_section(recipe: Recipe, name: str) -> DataSection:
         return DataSection(source=name, directory=data.directory)
     if not path.exists():
         raise ConfigError(f"--proxy {name}: no such file")
-    if data.file is not None:
-        check_files(path, Path(data.file), data.client_column)
+    if data.file is not None and path.samefile(data.file):
+        raise NotPublic(f"{name} is the private file itself")
     return replace(data, file=name)
 
 
 def _made_up(recipe: Recipe, federation: Federation, records: int | None) -> Proxy:
-    notes = [
-        "made-up data rank settings roughly; what is reached on them says little about real data"
-    ]
+    """Make data up in the recipe's shape.
+
+    Of a named source, its clients' sizes and the scale of its values are taken too, unless the user
+    says how many records a client has: then nothing of the source is looked at.
+    """
+    notes = ["made-up data rank settings; what is reached on them says little about real data"]
     looked_at: tuple[str, ...] = ()
+    scales: Scales | None = None
     if records is None and recipe.data.file is None:
-        looked_at = (recipe.data.source,)  # at how many records its clients have
+        looked_at = (recipe.data.source,)
         records = max(1, round(len(federation.train) / federation.clients))
+        scales = Scales.of(federation)
     if records is None:
         records = _SOME_RECORDS
         notes.append(
             f"clients were taken to have {records} records each; how many they have is private, so "
             "say --records if you know it from elsewhere"
         )
-    made = synthetic_proxy(federation, records, clients=recipe.privacy.public_clients)
+    clients = recipe.privacy.public_clients or min(federation.clients, MOST_CLIENTS)
+    partition = _partition(recipe.data, clients)
+    made = synthetic_proxy(federation, records, clients=clients, scales=scales, partition=partition)
     return Proxy(made, f"synthetic, {records} records a client", tuple(notes), looked_at)
+
+
+def _partition(data: DataSection, clients: int) -> Partition | None:
+    """Return the rule by which a recipe deals records to this many artificial clients.
+
+    None where clients are real owners, or made up themselves.
+    """
+    own = SOURCES[data.source].partition if data.file is None and data.source in SOURCES else None
+    usual = next((name for name, kind in PARTITIONS.items() if type(own) is kind), "owner")
+    name = data.partition or usual
+    if name == "owner":
+        return None
+    alpha = getattr(own, "alpha", None) if data.alpha is None else data.alpha
+    return named(name, clients=clients, **({"alpha": alpha} if name == "dirichlet" else {}))
 
 
 def _differences(proxy: Federation, real: Federation) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from fedveil.planning.assemble import method_of, model_of
 from fedveil.planning.plan import Budget, Plan, quick_noise
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.sampling import Everyone
+from fedveil.privacy.secure_sums.aggregation import Aggregation
 from fedveil.run.evaluation import Metrics
 from fedveil.run.run import Run, Speed
 from fedveil.training.models.flat import flatten
@@ -91,22 +92,30 @@ def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
 
 
 _LEAST_COHORT = 8  # of a trial: fewer clients say nothing about an average
-_ROUND = 5e6  # multiplications that take as long as a round with nobody in it
-_DIVERGED = 20.0  # a training loss this many times the first one's will not come back
+_ENOUGH = 1000  # clients of a trial's round: their average says as much as that of more
+_ROUND, _STEP = 5e6, 2e3  # multiplications that take as long as an empty round, or step of a client
+_BEGIN = 10  # rounds that take as long as it takes to begin and to score a trial
 _FAR = 1e6  # a clip that never clips
+_LITTLE = 0.05  # of a loss between 0 and 1 that counts beside the share of wrong answers
 _SMALL, _TOGETHER = 1000, 500  # models of so few weights train so many clients at once
 _MEASURED = 200  # clients whose gradients say how far updates reach
 
 
 class OutOfTime(Exception):
-    """The deadline passed in the middle of a trial, which then counts for nothing."""
+    """Raised when a limit is reached in the middle of a search or of a trial."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What to try: settings, at which epsilon, with which share of the cohort, under which seed.
+    """One simulated run to make.
 
-    noise: a factor on the noise; 1/k stands for k times as many clients at the same rate.
+    Attributes:
+        candidate: The settings.
+        epsilon: The budget that the noise is calibrated to.
+        share: Share of the real cohort that takes part.
+        seed: Seed of cohorts, batches and noise. Trials of one seed share their noise, so that
+            differences between candidates are not differences in luck.
+        noise: Factor on the noise; 1/k stands for k times as many clients at the same rate.
     """
 
     candidate: Candidate
@@ -118,17 +127,33 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended. A run that diverged has an infinite loss, and no class right."""
+    """How a trial ended.
+
+    Attributes:
+        loss: Mean loss on the test examples; infinite if the run diverged.
+        accuracy: Share of right answers, or None if there are no classes.
+        work: Local steps of all clients together.
+    """
 
     loss: float
     accuracy: float | None
-    work: int  # local steps of all clients together
-    seconds: float  # of the processor: the wall clock sees its neighbours too
+    work: int
 
     @property
     def error(self) -> float:
-        """What to make small: the share of wrong answers, or the loss if there are no classes."""
+        """Share of wrong answers, or the loss if there are no classes."""
         return self.loss if self.accuracy is None else 1 - self.accuracy
+
+    @property
+    def score(self) -> float:
+        """What a search makes small: the error, and a little of the loss.
+
+        Accuracy is what users ask for; the loss tells apart models that are right equally often,
+        which few test examples cannot.
+        """
+        if self.accuracy is None or not math.isfinite(self.loss):
+            return self.loss
+        return self.error + _LITTLE * self.loss / (1 + self.loss)
 
 
 class ProxyTrials:
@@ -163,17 +188,26 @@ class ProxyTrials:
         return self.real.sampling.clients or self.real.federation.clients
 
     def __call__(self, trial: Trial, deadline: float = math.inf) -> Outcome:
-        """Run one trial; raises OutOfTime once `time.monotonic()` passes the deadline."""
-        began = time.process_time()
+        """Run one trial.
+
+        Args:
+            trial: What to run.
+            deadline: Time of `time.monotonic()` at which to give up.
+
+        Returns:
+            How it ended. Settings without a proof count as diverged.
+
+        Raises:
+            OutOfTime: The deadline passed.
+        """
         metrics, work = None, 0.0
-        with suppress(PrivacyRefusal):  # settings without a proof are no candidates
+        with suppress(PrivacyRefusal):
             planned = self.plan(trial)
             metrics, rounds = _train(planned, deadline)
             work = rounds * planned.sampling.expected_cohort * trial.candidate.local_steps
-        seconds = time.process_time() - began
         if metrics is None or not math.isfinite(metrics.loss):
-            return Outcome(math.inf, 0.0 if self.classifies else None, round(work), seconds)
-        return Outcome(metrics.loss, metrics.accuracy, round(work), seconds)
+            return Outcome(math.inf, 0.0 if self.classifies else None, round(work))
+        return Outcome(metrics.loss, metrics.accuracy, round(work))
 
     def plan(self, trial: Trial) -> Plan:
         """A trial as a plan of its own. It promises nothing: its data are public."""
@@ -199,12 +233,32 @@ class ProxyTrials:
         return 1.0 if self._trial_cohort(wanted, share) == whole else share
 
     def _trial_cohort(self, wanted: int, share: float) -> int:
-        """Clients in a round of a trial. A round costs something whoever comes: small models and
-        small clients are not worth counting."""
+        """Return how many clients take part in a round of a trial.
+
+        A round costs something whoever comes, so small models and clients are not left out.
+        """
         public = self.proxy.federation
-        each = 6 * self.real.layout.size * len(public.train) / public.clients
-        least = max(_LEAST_COHORT, _ROUND / each)
-        return min(wanted, public.clients, round(max(least, wanted * share)))
+        least = max(_LEAST_COHORT, _ROUND / self._step_cost)
+        return min(wanted, public.clients, _ENOUGH, round(max(least, wanted * share)))
+
+    @property
+    def _step_cost(self) -> float:
+        """Multiplications of one local step of one client, by its usual number of records."""
+        public, batch = self.proxy.federation, self.real.method.local.batch_size
+        records = len(public.train) / public.clients
+        seen = records if batch is None else min(records, batch)
+        singly = 4 if self.real.method.local.per_example else 1  # gradients of single records
+        return _STEP + 6 * singly * self.real.layout.size * seen
+
+    def cost(self, trial: Trial) -> float:
+        """Estimate a trial's cost in units of a small round, which takes about a millisecond.
+
+        It depends on nothing but public numbers, so a search limited by it is repeatable.
+        """
+        candidate = trial.candidate
+        wanted = self._cohort(recipe_with_settings(self.recipe, candidate))
+        steps = self._trial_cohort(wanted, trial.share) * candidate.local_steps
+        return _BEGIN + candidate.rounds * (1 + steps * self._step_cost / _ROUND)
 
     def noise(self, recipe: Recipe, step: int = 2) -> float:
         """The noise multiplier of the real run.
@@ -284,14 +338,12 @@ def _train(planned: Plan, deadline: float) -> tuple[Metrics | None, int]:
     chunk = _TOGETHER if planned.layout.size <= _SMALL else None
     speed = Speed(chunk=chunk, processes=1)
     run = Run(planned, speed=speed, every=planned.method.rounds)
-    first = math.nan
     try:
         for report in run:
-            if report.unprotected_stats is not None:
-                loss, lost = report.unprotected_stats.loss, report.unprotected_stats.rejected > 0
-                first = loss if math.isnan(first) else first
-                if lost or loss > _DIVERGED * first:
-                    return None, report.round_number
+            # A large loss is no reason to stop: under much noise all settings have one, and which
+            # of them is the least is the question.
+            if report.unprotected_stats is not None and report.unprotected_stats.rejected > 0:
+                return None, report.round_number
             if report.metrics is not None:
                 return report.metrics, report.round_number
             if time.monotonic() > deadline:
@@ -302,11 +354,13 @@ def _train(planned: Plan, deadline: float) -> tuple[Metrics | None, int]:
 
 
 def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) -> Plan:
-    """The recipe's plan on public data with this noise, and no guarantee worked out."""
+    """Return the recipe's plan on public data with this noise, which promises nothing."""
     method, chosen = method_of(recipe), recipe.model
     if method.placement is not None:
         method = replace(method, placement=method.placement.in_one_draw())
-    method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
+    # These clients are counted, and nobody's sum needs to be hidden.
+    counted = replace(method.cohort, clients=None)
+    method = replace(method, cohort=counted, aggregation=Aggregation())
     if chosen.start is not None:
         raise ConfigError("model.start: trials are about models that start anew; leave it out")
     model = model_of(chosen, federation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedveil.planning.limits import taken_from_records
 
 from ..checks import Violation
 from ..worlds import scratch
-from .rows import Neighbour, Sheet, draw_sheet, neighbours
+from .rows import Sheet, draw_places, draw_sheet, filled
 from .sources import DOORS, Opened, open_rows
 
 # All that a plan, a guarantee, a model file or a terminal shows of a federation.
@@ -26,17 +27,28 @@ _PUBLIC = (
 )
 
 
-def examine_sheet(seed: int, count: int) -> Iterator[tuple[str, str, list[Violation]]]:
-    """Read the sheet of this number and so many neighbours: kind, which, and what is wrong."""
+def examine_sheet(seed: int, counts: tuple[int, ...]) -> Iterator[tuple[str, str, list[Violation]]]:
+    """Read the sheet of this number in all its worlds: kind, which, and what is wrong.
+
+    So many values are drawn for each of three units, and every combination is a world. Each is
+    compared with those that have the first value at one place. All that is compared is equality,
+    so pairs of other values would say nothing new.
+    """
     sheet, rows = draw_sheet(seed, tuple(DOORS))
+    places = draw_places(sheet, rows, counts)
     folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=scratch()))
+    worlds: dict[tuple[int, ...], Opened] = {}
     try:
-        first = _open(sheet, rows, folder, None)
-        for other in neighbours(sheet, rows, count):
-            second = _open(sheet, other.rows, folder, other)
-            laws = [*differences(sheet, first, second, other.owner)]
-            kind = _kind(sheet, first, second)
-            yield kind, f"{sheet.door}, {other.owner}: {other.kind}", laws
+        for pick in product(*(range(len(place.values)) for place in places)):
+            for path in folder.iterdir():  # every world finds the same empty folder
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            worlds[pick] = open_rows(sheet, filled(rows, places, pick), folder)
+            for number, place in enumerate(places):
+                if pick[number]:
+                    first = worlds[(*pick[:number], 0, *pick[number + 1 :])]
+                    laws = [*differences(sheet, first, worlds[pick], place.owner)]
+                    which = f"{sheet.door}, {pick} at {number}: {place.owner}"
+                    yield _kind(sheet, first, worlds[pick]), which, laws
     finally:
         shutil.rmtree(folder)
 
@@ -47,12 +59,6 @@ def _kind(sheet: Sheet, *worlds: Opened) -> str:
         return "read, refused"
     claimed = any(claims(opened.federation, sheet) for opened in worlds)
     return f"read {sheet.door}" if claimed else "read, not claimed"
-
-
-def _open(sheet: Sheet, rows: Any, folder: Path, other: Neighbour | None) -> Opened:
-    for path in folder.iterdir():  # every world finds the same empty folder
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return open_rows(sheet, rows, folder, other)
 
 
 def differences(sheet: Sheet, one: Opened, two: Opened, owner: str) -> Iterator[Violation]:

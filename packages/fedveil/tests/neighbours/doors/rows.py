@@ -30,6 +30,22 @@ TEXTS = (
     *("k0 ", "K0", "0.0", "1", "x" * 300, "12:30", "€5", "5%", "None", "False"),
 )
 NUMBERS = (math.nan, math.inf, -math.inf, 1e300, -3.5e38, 3e38, 1e-320, -0.0, 2.0**53 + 1, 65504.5)
+# Names that look like numbers, dates or each other.
+NAMES = (
+    "1",
+    "01",
+    "1.5",
+    "1e3",
+    "-0",
+    "+1",
+    "true",
+    "2020-01-01",
+    "é",
+    "e\u0301",
+    "c 1",
+    "C 1",
+    "１",
+)
 # Labels that no class has, or no number is.
 STRANGE = (None, "", "k9", "K0", " k0", "1", "1.5", -1, 7, 2**31, 2**63, 0.5, math.nan, math.inf)
 
@@ -43,6 +59,7 @@ class Row:
     inputs: tuple[Any, ...]  # numbers, or texts in their places
     word: str | None
     label: Any
+    cells: int = 0  # in a file: so many more than the header, or fewer
 
 
 @dataclass(frozen=True)
@@ -91,8 +108,11 @@ def draw_sheet(seed: int, doors: tuple[str, ...]) -> tuple[Sheet, tuple[Row, ...
         bool(draw.random() < 0.05),
     )
     owners = [f"c{number:02d}" for number in range(int(draw.integers(2, 6)))]
-    if draw.random() < 0.3:
+    way = draw.random()
+    if way < 0.3:
         owners = [str(number) for number in range(len(owners))]
+    elif way < 0.5:
+        owners = [str(name) for name in draw.permutation(NAMES)[: len(owners)]]
     rows = [row for owner in owners for row in _rows(draw, sheet, owner, int(draw.integers(1, 6)))]
     if sheet.classes:  # every class is there, or nothing could be taken from the rows
         rows += [
@@ -138,48 +158,79 @@ def _row(draw: Generator, sheet: Sheet, owner: str) -> Row:
 
 
 @dataclass(frozen=True)
-class Neighbour:
-    """Another world's rows, and whose are other ones there."""
+class Place:
+    """A client or one row, and what can stand there; the first value is what the sheet has.
+
+    A value is some rows, and the type in which they are held at doors that take anything.
+    """
+
+    owner: str
+    values: tuple[tuple[tuple[Row, ...], str | None], ...]
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The rows of one world, and who holds them in another type than the sheet says."""
 
     rows: tuple[Row, ...]
-    owner: str
-    kind: str
-    types: str | None = None  # in which this owner holds its values; None: as everybody
+    types: dict[str, str]
 
 
-def neighbours(sheet: Sheet, rows: tuple[Row, ...], count: int) -> list[Neighbour]:
-    """So many ways to change one unit."""
+def draw_places(sheet: Sheet, rows: tuple[Row, ...], counts: tuple[int, ...]) -> list[Place]:
+    """Units of the sheet, each with so many values."""
     draw = np.random.default_rng([sheet.seed, 12])
     single = sheet.by_record or sheet.artificial
+    units: list[tuple[Row, ...]] = [(row,) for row in rows]
+    if not single:
+        owners = sorted({row.owner for row in rows})
+        units = [tuple(row for row in rows if row.owner == owner) for owner in owners]
+    chosen = draw.permutation(len(units))[: len(counts)]
     return [
-        _record(draw, sheet, rows) if single else _client(draw, sheet, rows) for _ in range(count)
+        Place(
+            units[unit][0].owner,
+            (
+                (units[unit], None),
+                *(
+                    ((_changed(draw, sheet, units[unit][0]),), None)
+                    if single
+                    else _client(draw, sheet, units[unit])
+                    for _ in range(count - 1)
+                ),
+            ),
+        )
+        for unit, count in zip(chosen, counts, strict=False)
     ]
 
 
-def _record(draw: Generator, sheet: Sheet, rows: tuple[Row, ...]) -> Neighbour:
-    place = int(draw.integers(len(rows)))
-    own = rows[place]
-    other = _changed(draw, sheet, own)
-    return Neighbour((*rows[:place], other, *rows[place + 1 :]), own.owner, "row replaced")
+def filled(rows: tuple[Row, ...], places: list[Place], pick: tuple[int, ...]) -> Filled:
+    """The sheet with the picked value at each place."""
+    gone = {id(row) for place in places for row in place.values[0][0]}
+    picked = [
+        (place.owner, *place.values[value]) for place, value in zip(places, pick, strict=True)
+    ]
+    return Filled(
+        (*(row for _, own, _ in picked for row in own), *(r for r in rows if id(r) not in gone)),
+        {owner: types for owner, _, types in picked if types},
+    )
 
 
-def _client(draw: Generator, sheet: Sheet, rows: tuple[Row, ...]) -> Neighbour:
-    owner = str(draw.choice(sorted({row.owner for row in rows})))
-    own, rest = ([row for row in rows if (row.owner == owner) == so] for so in (True, False))
-    way, kind, types = draw.random(), "client replaced", None
+def _client(
+    draw: Generator, sheet: Sheet, rows: tuple[Row, ...]
+) -> tuple[tuple[Row, ...], str | None]:
+    own, owner = list(rows), rows[0].owner
+    way, types = draw.random(), None
     if way < 0.35:  # one of its rows
         place = int(draw.integers(len(own)))
         own[place] = _changed(draw, sheet, own[place])
     elif way < 0.55:  # nothing that can be used
         empty = str(draw.choice(("label", "label", "inputs", "all", "strange")))
         own = [_emptied(draw, row, empty) for row in own]
-        kind = "client without values"
     elif way < 0.75:
         own = [_changed(draw, sheet, row) for row in _rows(draw, sheet, owner, len(own))]
     else:
         own = _rows(draw, sheet, owner, int(draw.integers(1, 9)))
         types = str(draw.choice(("float32", "float16", "int64", "bool", "object", "str", "uint8")))
-    return Neighbour((*own, *rest), owner, kind, types)
+    return tuple(own), types
 
 
 def _emptied(draw: Generator, row: Row, what: str) -> Row:
@@ -193,8 +244,10 @@ def _emptied(draw: Generator, row: Row, what: str) -> Row:
 def _changed(draw: Generator, sheet: Sheet, row: Row) -> Row:
     """The row with something strange in one place, or an ordinary one."""
     way = draw.random()
-    if way < 0.35:
+    if way < 0.3:
         return replace(row, label=_any(draw, STRANGE))
+    if way < 0.4 and sheet.door in ("csv", "files"):
+        return replace(row, cells=_any(draw, (-3, -1, -1, 1, 2)))
     if way < 0.8:
         place = int(draw.integers(sheet.columns))
         value = _any(draw, TEXTS) if draw.random() < 0.6 else _any(draw, (*NUMBERS, None))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import torch
 from PIL import Image
@@ -21,7 +26,7 @@ from fedveil.data.federation import HELD_OUT_NOTE
 from fedveil.data.folder import FILE
 from fedveil.data.partition import IID, ByOwner
 
-from .rows import Neighbour, Row, Sheet
+from .rows import Filled, Row, Sheet
 
 _LIMITS = ("cap", "examples_per_client", "at_least", "clients")
 
@@ -35,11 +40,10 @@ class Opened:
     warnings: tuple[str, ...] = ()
 
 
-def open_rows(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Neighbour | None) -> Opened:
-    """The rows through the sheet's door; `other` says whose types differ."""
-    return opened(
-        lambda: DOORS[sheet.door](sheet, sorted(rows, key=lambda row: row.place), folder, other)
-    )
+def open_rows(sheet: Sheet, world: Filled, folder: Path) -> Opened:
+    """The rows of a world through the sheet's door."""
+    rows = sorted(world.rows, key=lambda row: row.place)
+    return opened(lambda: DOORS[sheet.door](sheet, rows, folder, world.types))
 
 
 def opened(read: Callable[[], fv.Federation]) -> Opened:
@@ -90,12 +94,26 @@ def label_text(sheet: Sheet, label: Any) -> str:
 
 
 def write_csv(sheet: Sheet, rows: Sequence[Row], path: Path, owners: bool = True) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([*(["who"] if owners else []), *names_of(sheet), "word", "y"])
-        for row in rows:
-            cells = [*map(text_of, row.inputs), text_of(row.word), label_text(sheet, row.label)]
-            writer.writerow([*([row.owner] if owners else []), *cells])
+    """Write a file in one of the forms that files have; delimiter, mark and zipping are public."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=(",", ",", ";", "\t")[sheet.seed % 4])
+    header = [*(["who"] if owners else []), *names_of(sheet), "word", "y"]
+    writer.writerow(header)
+    for row in rows:
+        cells = [*map(text_of, row.inputs), text_of(row.word), label_text(sheet, row.label)]
+        cells = [*([row.owner] if owners else []), *cells]
+        # A blank line is no row: one cell at least, and that one quoted.
+        writer.writerow([*cells, *["5"] * row.cells][: max(1, len(header) + row.cells)])
+    written = text.getvalue().encode("utf-8-sig" if sheet.seed % 5 == 0 else "utf-8")
+    path.write_bytes(gzip.compress(written, 1) if sheet.seed % 7 == 0 else written)
+
+
+def write_files(sheet: Sheet, rows: Sequence[Row], here: Path) -> None:
+    """Write a file for each owner."""
+    here.mkdir(exist_ok=True)
+    for owner in {row.owner for row in rows}:
+        own = [row for row in rows if row.owner == owner]
+        write_csv(sheet, own, here / f"{owner}.csv", owners=False)
 
 
 def columns_of(sheet: Sheet, rows: Sequence[Row]) -> dict[str, list[Any]]:
@@ -131,22 +149,20 @@ def _csv(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Fede
 
 def _files(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
     """A file for each owner."""
-    here = folder / "clients"
-    here.mkdir(exist_ok=True)
-    for owner in {row.owner for row in rows}:
-        own = [row for row in rows if row.owner == owner]
-        write_csv(sheet, own, here / f"{owner}.csv", owners=False)
+    write_files(sheet, rows, folder / "clients")
     schema = schema_of(sheet) if sheet.declared else None
     owner = None if sheet.artificial else FILE
-    return fv.from_table(here, label="y", client_column=owner, schema=schema, **_settings(sheet))
+    return fv.from_table(
+        folder / "clients", label="y", client_column=owner, schema=schema, **_settings(sheet)
+    )
 
 
 def _parquet(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
-    parquet.write_table(_arrow_table(sheet, rows), folder / "rows.parquet")
+    parquet.write_table(arrow_table(sheet, rows), folder / "rows.parquet")
     return _table(sheet, folder / "rows.parquet")
 
 
-def _arrow_table(sheet: Sheet, rows: Sequence[Row]) -> pa.Table:
+def arrow_table(sheet: Sheet, rows: Sequence[Row]) -> pa.Table:
     columns = columns_of(sheet, rows)
     if sheet.objects:  # a file has no column of anything: text
         columns |= {
@@ -160,59 +176,29 @@ def _arrow_table(sheet: Sheet, rows: Sequence[Row]) -> pa.Table:
 
 
 def _arrow(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
-    return _table(sheet, _arrow_table(sheet, rows))
+    return _table(sheet, arrow_table(sheet, rows))
 
 
-class _Frame:
-    """What the program asks of a frame of pandas, which need not be installed: columns by name, of
-    arrays whose type may be Python's objects, and a stream for Arrow."""
-
-    iloc = None
-
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        self._columns = dict(columns)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._columns[name]
-
-    def __setitem__(self, name: str, values: Any) -> None:
-        self._columns[name] = values
-
-    def copy(self, deep: bool = True) -> _Frame:
-        return _Frame(self._columns)
-
-    def __arrow_c_stream__(self, requested: object = None) -> Any:
-        return pa.table(self._columns).__arrow_c_stream__(requested)
-
-
-class _Stream:
-    """What it asks of a frame of polars: a stream of typed columns."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def __arrow_c_stream__(self, requested: object = None) -> Any:
-        return self._table.__arrow_c_stream__(requested)
-
-
-def _typed(sheet: Sheet, rows: Sequence[Row]) -> dict[str, Any]:
-    """Columns as arrays of NumPy, which have one type each."""
-    columns = columns_of(sheet, rows)
-    numbers = [] if sheet.objects else names_of(sheet)
-    numbers += [] if sheet.classes or sheet.objects else ["y"]
-    kinds = {name: np.float64 if name in numbers else object for name in columns}
-    return {name: np.array(values, kinds[name]) for name, values in columns.items()}
+# The types in which a frame keeps text and numbers.
+_TEXTS = (object, "str", "string", "category", pd.ArrowDtype(pa.string()))
+_FLOATS = ("float64", "Float64", pd.ArrowDtype(pa.float64()))
 
 
 def _pandas(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
-    return _table(sheet, _Frame(_typed(sheet, rows)))
+    columns = columns_of(sheet, rows)
+    numbers = [] if sheet.objects else [*names_of(sheet), *([] if sheet.classes else ["y"])]
+    text, number = _TEXTS[sheet.seed % len(_TEXTS)], _FLOATS[sheet.seed % len(_FLOATS)]
+    kinds = dict.fromkeys(columns, object) | {"who": text, "word": text}
+    kinds |= dict.fromkeys(numbers, number)
+    frame = pd.DataFrame({n: pd.Series(values, dtype=kinds[n]) for n, values in columns.items()})
+    return _table(sheet, frame.set_index(pd.Index(range(len(rows), 0, -1))))
 
 
 def _polars(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
-    return _table(sheet, _Stream(_arrow_table(sheet, rows)))
+    frame = pl.DataFrame(arrow_table(sheet, rows))
+    if sheet.seed % 3 == 0:
+        frame = frame.with_columns(pl.col("who", "word").cast(pl.Categorical))
+    return _table(sheet, frame)
 
 
 def _mapping(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
@@ -270,13 +256,13 @@ def _lists(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Fe
 
 
 def _datasets(
-    sheet: Sheet, rows: Sequence[Row], folder: Path, other: Neighbour | None
+    sheet: Sheet, rows: Sequence[Row], folder: Path, other: dict[str, str]
 ) -> fv.Federation:
     """A data set for each owner; the changed one may hold another type."""
     given: dict[str, Any] = {}
     for owner in sorted({row.owner for row in rows}):
         own = [row for row in rows if row.owner == owner]
-        kind = other.types if other and other.owner == owner and other.types else sheet.types
+        kind = other.get(owner, sheet.types)
         with np.errstate(invalid="ignore", over="ignore"):
             inputs = np.array(_numbers(own)).astype(kind)
             targets = _label_array(sheet, own)
@@ -307,7 +293,9 @@ def _pictures(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv
     classes = [f"k{number}" for number in range(max(2, sheet.classes))]
     here = folder / "pictures"
     here.mkdir(exist_ok=True)
-    for number, row in enumerate(rows):
+    seen: Counter[str] = Counter()
+    for row in rows:
+        number = seen[row.owner] = seen[row.owner] + 1
         numeric = isinstance(row.label, int | float) and math.isfinite(row.label)
         label = classes[int(row.label) % 2] if numeric and row.label in (0, 1) else "k0"
         if sheet.classes and not (numeric and 0 <= row.label < sheet.classes):
@@ -335,7 +323,7 @@ def _pictures(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv
     return fv.from_images(here, size=size, classes=classes if sheet.declared else (), **settings)
 
 
-Door = Callable[[Sheet, Sequence[Row], Path, Neighbour | None], fv.Federation]
+Door = Callable[[Sheet, Sequence[Row], Path, dict[str, str]], fv.Federation]
 DOORS: dict[str, Door] = {
     "csv": _csv,
     "files": _files,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 import fedveil as fv
 from fedveil import Federation
 from fedveil.core.errors import ConfigError
-from fedveil.data import columns, federation, storage, table
+from fedveil.data import columns, federation, pieces, storage, table, tablefile
 from fedveil.data.tablefile import read_table
 from fedveil.tune import defaults, estimator
 
@@ -34,13 +36,13 @@ def _without_labels() -> Any:
     return patch.object(table, "_read", read)
 
 
-@plant(150, lambda sheet: _tabular(sheet) and sheet.artificial, among="sheets")
+@plant(600, lambda sheet: _tabular(sheet) and sheet.artificial, among="sheets")
 def a_blank_label_deals_all_rows_anew() -> Any:
     """Rows without a label are left out before the others are dealt to shares."""
     return _without_labels()
 
 
-@plant(150, lambda sheet: _tabular(sheet) and not sheet.artificial, among="sheets")
+@plant(600, lambda sheet: _tabular(sheet) and not sheet.artificial, among="sheets")
 def a_client_without_labels_is_no_client() -> Any:
     """How many clients there are is public, and so is that one of them has no label."""
     return _without_labels()
@@ -85,6 +87,19 @@ def a_value_that_does_not_fit_is_refused() -> Any:
     return patch.object(federation, "marked", marked)
 
 
+@plant(400, lambda sheet: sheet.door in ("csv", "files"), among="sheets")
+def a_line_of_another_length_is_refused() -> Any:
+    """With its number."""
+    stops = partial(tablefile._parse, misfit=tablefile._stop, threads=False)
+    return patch.object(tablefile, "_parse_ragged", stops)
+
+
+@plant(1500, lambda sheet: sheet.door == "pandas" and sheet.objects, among="sheets")
+def a_column_without_values_has_no_type() -> Any:
+    """Then it does not fit its schema, until somebody has a value in it."""
+    return patch.object(pieces, "_texts", lambda column: pa.array(map(pieces._text, column)))
+
+
 @plant(250, lambda sheet: sheet.door == "lists", among="sheets")
 def entries_of_a_list_agree_on_a_type() -> Any:
     """One label that is text makes text of all."""
@@ -109,6 +124,16 @@ def data_sets_agree_on_a_type() -> Any:
 def labels_given_to_an_estimator_agree_on_a_type() -> Any:
     """One text in a list of numbers makes text of all, which then are none of the classes."""
     return patch.object(estimator._Estimator, "_targets", lambda self, y: np.asarray(y))
+
+
+@plant(
+    100,
+    lambda job: job.command in ("classifier", "regressor") and job.known == "schema",
+    among="jobs",
+)
+def inputs_given_to_an_estimator_agree_on_a_type() -> Any:
+    """One text in a list of numbers ends the fit, and the message holds the text."""
+    return patch.object(estimator, "_by_entry", lambda inputs: inputs)
 
 
 @plant(200, lambda sheet: sheet.door == "stored" and sheet.test != "", among="sheets")

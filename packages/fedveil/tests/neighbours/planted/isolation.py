@@ -17,7 +17,7 @@ from fedveil.run import run as run_module
 from fedveil.run.run import Run
 from fedveil.training.client.batches import step_counts
 from fedveil.training.client.local_training import LearningRate
-from fedveil.training.engines import isolated as alone
+from fedveil.training.engines import isolated
 from fedveil.training.engines.batched import RowEngine
 
 from .. import worlds
@@ -81,17 +81,12 @@ def bits_of_the_client_beside() -> Any:
 def one_generator_for_all_modules() -> Iterator[None]:
     """Dropout from torch's own generator: what a client draws depends on who came before."""
 
-    def drawn_apart(
-        job: Any, make: Any, weights: Any, client: int, round_number: int, *rest: Any
-    ) -> Any:
-        return alone.contribution(job, make, weights, client, round_number)
-
     @contextmanager
-    def nothing(self: RowEngine, *args: Any) -> Iterator[None]:
+    def nothing(*args: Any) -> Iterator[None]:
         yield
 
     with (
-        patch.object(alone, "drawn_apart", drawn_apart),
+        patch.object(isolated, "drawing_from", nothing),
         patch.object(RowEngine, "_module_randomness", nothing),
     ):
         yield

@@ -11,18 +11,25 @@ from unittest.mock import patch
 from fedveil.methods.parts import central_noise
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
-from fedveil.methods.parts.gradient_noise import GradientNoise, OneStepNoise
+from fedveil.methods.parts.gradient_noise import (
+    GradientNoise,
+    OneStepNoise,
+    SecretBatchNoise,
+    SecretStepsNoise,
+)
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.noise.correlated import NoiseMemory
+from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.sampling import RoundRobin
 
+from ..cases import Case
 from .registry import correlated, plant, tracked
 
 
-@plant(700, tracked, near=230)
+@plant(1100, tracked, near=372)
 def noise_of_the_first_clip() -> Any:
     """A tracked clip moves, and the noise stays."""
     real = central_noise.CentralNoise.protect
@@ -136,3 +143,38 @@ def past_noise_in_the_wrong_order() -> Any:
         return drawn
 
     return patch.object(NoiseMemory, "draw", draw)
+
+
+def _dp_sgd(case: Case) -> bool:
+    return bool(case.table["training"]["method"] == "dp-sgd")
+
+
+@plant(2200, lambda case: _dp_sgd(case) and case.table["privacy"]["trust"] == "local", near=202)
+def a_fifth_less_noise_on_secret_batches() -> Any:
+    """Accounted with noise that nobody draws, behind coins that stay secret."""
+    return _claimed(SecretStepsNoise, noise=1.25)
+
+
+@plant(600, lambda case: _dp_sgd(case) and case.table["privacy"]["trust"] == "distributed")
+def a_fifth_less_noise_in_shares_of_secret_batches() -> Any:
+    return _claimed(SecretBatchNoise, noise=1.25)
+
+
+@plant(300, lambda case: "batches" in case.table["training"])
+def secret_steps_that_are_not_counted() -> Any:
+    """Every local step has a batch of its own, and one of them is accounted."""
+    return _claimed(SecretStepsNoise, noise=1.0, steps=1)
+
+
+def _claimed(kind: type[Any], noise: float, steps: int | None = None) -> Any:
+    """A proof that speaks of so many times the noise, and of so many steps."""
+    real = kind.mechanism
+
+    def mechanism(self: Any) -> PoissonSampled:
+        found = real(self)
+        parts = tuple(
+            replace(one, **{one.level: noise * getattr(one, one.level)}) for one in found.mechanisms
+        )
+        return replace(found, mechanisms=parts, local_steps=steps or found.local_steps)
+
+    return patch.object(kind, "mechanism", mechanism)

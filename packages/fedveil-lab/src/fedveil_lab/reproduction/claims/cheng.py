@@ -16,11 +16,10 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency
 from fedveil_lab.reproduction.claims.claim import (
     Claim,
-    claim,
     counts,
-    fractions,
     not_negative,
     positive,
+    stated,
 )
 
 PAPER = "Cheng et al."
@@ -90,133 +89,150 @@ def vote_gdp(*, queries: int, noise_std: float, adjacency: Adjacency) -> float:
 # ------------------------------------------------------------------------------ as the paper has it
 
 
+def _multiplier(
+    epsilon: float, delta: float, clients: int, cohort: float, rounds: int, c2: float
+) -> float:
+    return c2 * cohort * math.sqrt(rounds * math.log(1 / delta)) / (clients * epsilon)
+
+
+@stated(
+    PAPER,
+    "Theorem 1",
+    "noise_multiplier",
+    "unproved: c1 and c2 are never given, and the range epsilon < c1*q^2*T need not contain "
+    "the epsilons used; with c2 = 1 the true epsilon can be several times larger",
+)
 def paper_cheng_noise_multiplier(
     *, epsilon: float, delta: float, clients: int, cohort: float, rounds: int, c2: float
-) -> Claim:
+) -> float:
     """Theorem 1: sigma = c2*P*sqrt(T*ln(1/delta))/(N*epsilon)."""
-    positive(epsilon=epsilon, cohort=cohort, c2=c2)
-    fractions(delta=delta)
-    counts(clients=clients, rounds=rounds)
-    return claim(
-        PAPER,
-        "Theorem 1",
-        "noise_multiplier",
-        c2 * cohort * math.sqrt(rounds * math.log(1 / delta)) / (clients * epsilon),
-        "unproved: c1 and c2 are never given, and the range epsilon < c1*q^2*T need not contain "
-        "the epsilons used; with c2 = 1 the true epsilon can be several times larger",
-        epsilon=epsilon,
-        delta=delta,
-        clients=clients,
-        cohort=cohort,
-        rounds=rounds,
-        c2=c2,
-    )
+    return _multiplier(epsilon, delta, clients, cohort, rounds, c2)
 
 
+@stated(
+    PAPER,
+    "Theorem 1",
+    "epsilon",
+    "unproved, and amplified towards a server that picks the cohort and sees its size",
+)
 def paper_cheng_epsilon(
     *, noise_multiplier: float, delta: float, clients: int, cohort: float, rounds: int, c2: float
-) -> Claim:
+) -> float:
     """Theorem 1 read backwards: the epsilon it claims for a noise multiplier."""
-    unit = paper_cheng_noise_multiplier(
-        epsilon=1.0, delta=delta, clients=clients, cohort=cohort, rounds=rounds, c2=c2
-    )
-    positive(noise_multiplier=noise_multiplier)
-    return claim(
-        PAPER,
-        "Theorem 1",
-        "epsilon",
-        unit.value / noise_multiplier,
-        "unproved, and amplified towards a server that picks the cohort and sees its size",
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        clients=clients,
-        cohort=cohort,
-        rounds=rounds,
-        c2=c2,
-    )
+    return _multiplier(1.0, delta, clients, cohort, rounds, c2) / noise_multiplier
 
 
-def paper_cheng_gaussian_std(*, epsilon: float, delta: float, sensitivity: float) -> Claim:
+@stated(PAPER, "Lemma 1", "gaussian_std")
+def paper_cheng_gaussian_std(
+    *, epsilon: float, delta: float, sensitivity: float
+) -> tuple[float, str]:
     """Lemma 1, the classical Gaussian mechanism: std = sqrt(2*ln(1.25/delta))*S/epsilon."""
-    positive(epsilon=epsilon, sensitivity=sensitivity)
-    fractions(delta=delta)
-    return claim(
-        PAPER,
-        "Lemma 1",
-        "gaussian_std",
-        math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / epsilon,
+    verdict = (
         "valid, more noise than is needed"
         if epsilon <= 1
-        else "proved for epsilon <= 1 only; false for large epsilon",
-        epsilon=epsilon,
-        delta=delta,
-        sensitivity=sensitivity,
+        else "proved for epsilon <= 1 only; false for large epsilon"
     )
+    return math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / epsilon, verdict
 
 
+@stated(
+    PAPER,
+    "Algorithm 1",
+    "share_std",
+    "adds up to sigma only if every share is honest and arrives; a scale that follows the "
+    "realised cohort exposes its size, which voids Poisson amplification",
+)
 def paper_cheng_share_std(
     *, noise_multiplier: float, clip_norm: float, realised_cohort: int
-) -> Claim:
+) -> float:
     """Algorithm 1: every sampled client adds noise of std S*sigma/sqrt(|P_t|)."""
-    positive(noise_multiplier=noise_multiplier, clip_norm=clip_norm)
-    counts(realised_cohort=realised_cohort)
-    return claim(
-        PAPER,
-        "Algorithm 1",
-        "share_std",
-        clip_norm * noise_multiplier / math.sqrt(realised_cohort),
-        "adds up to sigma only if every share is honest and arrives; a scale that follows the "
-        "realised cohort exposes its size, which voids Poisson amplification",
-        noise_multiplier=noise_multiplier,
-        clip_norm=clip_norm,
-        realised_cohort=realised_cohort,
+    return clip_norm * noise_multiplier / math.sqrt(realised_cohort)
+
+
+@stated(
+    PAPER,
+    "equation 2",
+    "upload_error",
+    "right for one upload, with = for <=; but the server uses the mean of |P_t| uploads, whose "
+    "noise is |P_t| times smaller while the clipped lengths stay",
+    or_zero=("noise_multiplier",),
+)
+def paper_cheng_upload_error(
+    *,
+    update_norm: float,
+    clip_norm: float,
+    noise_multiplier: float,
+    realised_cohort: int,
+    dimension: int,
+) -> float:
+    """Equation 2: squared error of a clipped, noisy upload, for each of its d coordinates."""
+    lost = max(0.0, update_norm - clip_norm) ** 2 / dimension
+    return lost + (noise_multiplier * clip_norm) ** 2 / realised_cohort
+
+
+@stated(
+    PAPER,
+    "Theorem 2",
+    "weighted_gradient_norm",
+    "no constants are given (here 1 each), and gradients are weighed by alpha, the share of an "
+    "update that the clip leaves, which a small clip makes as small as one likes",
+    or_zero=("noise_multiplier",),
+)
+def paper_cheng_gradient_norm(
+    *,
+    server_rate: float,
+    learning_rate: float,
+    local_steps: int,
+    rounds: int,
+    cohort: float,
+    noise_multiplier: float,
+    clip_norm: float,
+    dimension: int,
+    constants: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
+) -> float:
+    """Theorem 2: three terms of FedAvg and one of the noise, each times its unnamed constant."""
+    way = server_rate * learning_rate * local_steps
+    noise = server_rate * (noise_multiplier * clip_norm / cohort) ** 2 * dimension
+    terms = (
+        1 / (way * rounds),
+        (learning_rate * local_steps) ** 2,
+        server_rate * learning_rate / cohort,
+        noise / (learning_rate * local_steps),
     )
+    return math.fsum(c * term for c, term in zip(constants, terms, strict=True))
+
+
+_DISCOUNTS = "wrong: a gradient is discounted by the later steps outside the ball, not by its own"
+
+
+@stated(PAPER, "Lemma 2", "discount", _DISCOUNTS, or_zero=("penalty", "step"))
+def _discount(*, step: float, outside: bool, learning_rate: float, penalty: float) -> float:
+    return (1 - penalty * learning_rate) ** step if outside else 1.0
 
 
 def paper_cheng_blur_discounts(
     outside: Sequence[bool], learning_rate: float, penalty: float
 ) -> tuple[Claim, ...]:
     """Lemma 2: gradient q is discounted by (1-lambda*eta)^q if the iterate before it is outside."""
-    positive(learning_rate=learning_rate)
-    not_negative(penalty=penalty)
-    shrink = 1 - penalty * learning_rate
     return tuple(
-        claim(
-            PAPER,
-            "Lemma 2",
-            "discount",
-            shrink**step if out else 1.0,
-            "wrong: a gradient is discounted by the later steps outside the ball, not by its own",
-            step=step,
-            outside=int(out),
-            learning_rate=learning_rate,
-            penalty=penalty,
-        )
+        _discount(step=step, outside=out, learning_rate=learning_rate, penalty=penalty)
         for step, out in enumerate(outside)
     )
 
 
+@stated(PAPER, "Lemma 2", "update_norm", _DISCOUNTS, or_zero=("penalty",))
 def paper_cheng_blur_update(
     gradients: Sequence[Sequence[float]] | NDArray[np.float64],
     *,
     learning_rate: float,
     penalty: float,
     clip_norm: float,
-) -> Claim:
+) -> float:
     """Norm of Lemma 2's local update, its cases decided along the true trajectory."""
     outside, _ = _trajectory(gradients, learning_rate, penalty, clip_norm)
     discounts = [c.value for c in paper_cheng_blur_discounts(outside, learning_rate, penalty)]
     update = -learning_rate * np.array(discounts) @ np.asarray(gradients, dtype=np.float64)
-    return claim(
-        PAPER,
-        "Lemma 2",
-        "update_norm",
-        float(np.linalg.norm(update)),
-        "wrong: a gradient is discounted by the later steps outside the ball, not by its own",
-        learning_rate=learning_rate,
-        penalty=penalty,
-        clip_norm=clip_norm,
-    )
+    return float(np.linalg.norm(update))
 
 
 def _trajectory(

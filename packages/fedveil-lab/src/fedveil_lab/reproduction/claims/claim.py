@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec
 
 from fedveil.core import arguments
 from fedveil.core.errors import ConfigError
@@ -46,16 +49,55 @@ class Claim:
         }
 
 
-def claim(
-    paper: str,
-    statement: str,
-    quantity: str,
-    value: float,
-    verdict: str,
-    **inputs: float | int | str,
-) -> Claim:
-    """A Claim with its inputs by name."""
-    return Claim(paper, statement, quantity, value, tuple(inputs.items()), verdict)
+Value = float | tuple[float, str] | tuple[float, str, dict[str, float]]
+P = ParamSpec("P")
+
+
+def stated(
+    paper: str, statement: str, quantity: str, verdict: str = "", *, or_zero: tuple[str, ...] = ()
+) -> Callable[[Callable[P, Value]], Callable[P, Claim]]:
+    """Turn a function that computes a paper's number into one that returns a Claim.
+
+    The arguments are checked before they are used, by their annotation and name: whole numbers are
+    1 or more, delta lies between 0 and 1, a rate may be 1, other numbers are positive.
+
+    Args:
+        paper: Whose.
+        statement: Which theorem.
+        quantity: What the number is.
+        verdict: What is wrong with it, unless the function returns one beside the number.
+        or_zero: Arguments that may be zero.
+    """
+
+    def decorate(compute: Callable[P, Value]) -> Callable[P, Claim]:
+        own = signature(compute)
+
+        @wraps(compute)
+        def made(*args: P.args, **kwargs: P.kwargs) -> Claim:
+            given = own.bind(*args, **kwargs).arguments
+            for name, value in given.items():
+                _check(name, str(own.parameters[name].annotation), value, name in or_zero)
+            found = compute(*args, **kwargs)
+            value, told, *more = found if isinstance(found, tuple) else (found, verdict)
+            inputs = {name: v for name, v in given.items() if isinstance(v, int | float | str)}
+            if more:
+                inputs |= more[0]
+            return Claim(paper, statement, quantity, float(value), tuple(inputs.items()), told)
+
+        return made
+
+    return decorate
+
+
+def _check(name: str, kind: str, value: Any, zero: bool) -> None:
+    if kind == "int":
+        counts(**{name: value})
+    elif name == "delta":
+        fractions(**{name: value})
+    elif name == "rate":
+        rates(**{name: value})
+    elif kind == "float":
+        (not_negative if zero else positive)(**{name: value})
 
 
 def positive(**arguments_by_name: float) -> None:

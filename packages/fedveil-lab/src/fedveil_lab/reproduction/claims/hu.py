@@ -13,6 +13,7 @@ Theorem 1 divides rho by the cohort. For one local step that is right; for more 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import brentq
@@ -20,12 +21,11 @@ from scipy.stats import binom, norm
 
 from fedveil.core.errors import ConfigError
 from fedveil_lab.reproduction.claims.claim import (
-    Claim,
-    claim,
     counts,
     fractions,
     not_negative,
     positive,
+    stated,
 )
 
 PAPER = "Hu et al."
@@ -121,6 +121,20 @@ def bit_divergence(probability: float, rounds: int = 1) -> float:
 # ------------------------------------------------------------------------------ as the paper has it
 
 
+def _rho(
+    participations: float,
+    local_steps: int,
+    gradient_bound: float,
+    cohort: int,
+    records: int,
+    batch_size: int,
+    noise_std: float,
+) -> float:
+    whole = cohort * records * batch_size
+    return 2 * participations * local_steps * (gradient_bound / noise_std) ** 2 / whole
+
+
+@stated(PAPER, "Theorem 1", "rho")
 def paper_hu_rho(
     *,
     participations: float,
@@ -130,30 +144,13 @@ def paper_hu_rho(
     records: int,
     batch_size: int,
     noise_std: float,
-) -> Claim:
+) -> tuple[float, str]:
     """Theorem 1 before conversion: rho = 2*C*tau*G^2/(r*m*gamma*sigma^2)."""
-    positive(participations=participations, gradient_bound=gradient_bound, noise_std=noise_std)
-    counts(local_steps=local_steps, cohort=cohort, records=records, batch_size=batch_size)
-    value = (
-        2 * participations * local_steps * (gradient_bound / noise_std) ** 2
-        / (cohort * records * batch_size)
-    )  # fmt: skip
-    return claim(
-        PAPER,
-        "Theorem 1",
-        "rho",
-        value,
-        _verdict(local_steps),
-        participations=participations,
-        local_steps=local_steps,
-        gradient_bound=gradient_bound,
-        cohort=cohort,
-        records=records,
-        batch_size=batch_size,
-        noise_std=noise_std,
-    )
+    rho = _rho(participations, local_steps, gradient_bound, cohort, records, batch_size, noise_std)
+    return rho, _verdict(local_steps)
 
 
+@stated(PAPER, "Theorem 1", "epsilon")
 def paper_hu_epsilon(
     *,
     delta: float,
@@ -164,21 +161,13 @@ def paper_hu_epsilon(
     records: int,
     batch_size: int,
     noise_std: float,
-) -> Claim:
+) -> tuple[float, str]:
     """Theorem 1: epsilon after C_i rounds by Lemma 3, rho divided by the whole cohort."""
-    rho = paper_hu_rho(
-        participations=participations,
-        local_steps=local_steps,
-        gradient_bound=gradient_bound,
-        cohort=cohort,
-        records=records,
-        batch_size=batch_size,
-        noise_std=noise_std,
-    )
-    inputs = (("delta", delta), *rho.inputs)
-    return Claim(PAPER, "Theorem 1", "epsilon", zcdp_epsilon(rho.value, delta), inputs, rho.verdict)
+    rho = _rho(participations, local_steps, gradient_bound, cohort, records, batch_size, noise_std)
+    return zcdp_epsilon(rho, delta), _verdict(local_steps)
 
 
+@stated(PAPER, "Theorem 1", "noise_std")
 def paper_hu_noise_std(
     *,
     epsilon: float,
@@ -189,51 +178,34 @@ def paper_hu_noise_std(
     cohort: int,
     records: int,
     batch_size: int,
-) -> Claim:
+) -> tuple[float, str]:
     """Theorem 1 solved for sigma, as the paper's experiments do."""
-    positive(participations=participations, gradient_bound=gradient_bound)
-    counts(local_steps=local_steps, cohort=cohort, records=records, batch_size=batch_size)
-    rho = zcdp_rho(epsilon, delta)
-    share = 2 * participations * local_steps / (cohort * records * batch_size * rho)
-    return claim(
-        PAPER,
-        "Theorem 1",
-        "noise_std",
-        gradient_bound * math.sqrt(share),
-        _verdict(local_steps),
-        epsilon=epsilon,
-        delta=delta,
-        participations=participations,
-        local_steps=local_steps,
-        gradient_bound=gradient_bound,
-        cohort=cohort,
-        records=records,
-        batch_size=batch_size,
-    )
+    share = 2 * participations * local_steps / (cohort * records * batch_size)
+    std = gradient_bound * math.sqrt(share / zcdp_rho(epsilon, delta))
+    return std, _verdict(local_steps)
 
 
+@stated(PAPER, "Lemma 5", "upload_sensitivity")
 def paper_hu_upload_sensitivity(
     *, learning_rate: float, local_steps: int, gradient_bound: float, batch_size: int
-) -> Claim:
+) -> tuple[float, str]:
     """Lemma 5: the uploaded model changes by at most 2*eta*tau*G/gamma."""
-    positive(learning_rate=learning_rate, gradient_bound=gradient_bound)
-    counts(local_steps=local_steps, batch_size=batch_size)
-    return claim(
-        PAPER,
-        "Lemma 5",
-        "upload_sensitivity",
-        2 * learning_rate * local_steps * gradient_bound / batch_size,
+    verdict = (
         "correct for one step"
         if local_steps == 1
         else "false: both runs are evaluated at the same iterates; once they differ, every later "
-        "step may add 2*eta*G, not 2*eta*G/batch_size",
-        learning_rate=learning_rate,
-        local_steps=local_steps,
-        gradient_bound=gradient_bound,
-        batch_size=batch_size,
+        "step may add 2*eta*G, not 2*eta*G/batch_size"
     )
+    return 2 * learning_rate * local_steps * gradient_bound / batch_size, verdict
 
 
+@stated(
+    PAPER,
+    "section VII-C",
+    "epsilon",
+    "false: only the cohort adds noise, so rho is divided by the honest shares among it, "
+    "not by all clients",
+)
 def paper_hu_dp_sgd_epsilon(
     *,
     delta: float,
@@ -242,25 +214,143 @@ def paper_hu_dp_sgd_epsilon(
     clients: int,
     batch_size: int,
     noise_std: float,
-) -> Claim:
+) -> float:
     """The DP-SGD baseline, its square root read as Lemma 3 has it: rho divided by all n clients."""
-    positive(participations=participations, gradient_bound=gradient_bound, noise_std=noise_std)
-    counts(clients=clients, batch_size=batch_size)
     rho = 2 * participations * (gradient_bound / (batch_size * noise_std)) ** 2 / clients
-    return claim(
-        PAPER,
-        "section VII-C",
-        "epsilon",
-        zcdp_epsilon(rho, delta),
-        "false: only the cohort adds noise, so rho is divided by the honest shares among it, "
-        "not by all clients",
-        delta=delta,
-        participations=participations,
-        gradient_bound=gradient_bound,
-        clients=clients,
-        batch_size=batch_size,
-        noise_std=noise_std,
+    return zcdp_epsilon(rho, delta)
+
+
+_CONVERGES = (
+    "false where clients differ: the negative term is the norm of the mean gradient, not the mean "
+    "of the norms. Halves of two terms were lost, and a factor 4 of Lemma 8 in the condition, "
+    "which should be 5*eta*L + 6*(tau*eta*L)^2 <= 1"
+)
+_ZERO = ("noise_std", "gradient_variance")
+
+
+def convergence_terms(
+    *,
+    learning_rate: float,
+    smoothness: float,
+    gradient_variance: float,
+    batch_size: int,
+    dimension: int,
+    noise_std: float,
+    cohort: int,
+    local_steps: int,
+) -> tuple[float, float]:
+    """Return the two terms of Theorem 2 that do not fall with the number of steps.
+
+    The first is eta*L*(beta^2/gamma + d*sigma^2/r), with the factor that the paper halves; the
+    second comes from the drift of local models and vanishes at one local step.
+    """
+    condition, sampled = learning_rate * smoothness, gradient_variance / batch_size
+    noisy = dimension * noise_std**2
+    drift = (local_steps - 1) * (2 * local_steps - 1) * condition**2 / 3
+    return (
+        condition * (sampled + noisy / cohort),
+        drift * (2 * sampled + noisy * (cohort + 1) / cohort),
     )
+
+
+@stated(PAPER, "Theorem 2", "squared_gradient_norm", _CONVERGES, or_zero=_ZERO)
+def paper_hu_gradient_norm(
+    *,
+    initial_gap: float,
+    steps: int,
+    learning_rate: float,
+    smoothness: float,
+    gradient_variance: float,
+    batch_size: int,
+    dimension: int,
+    noise_std: float,
+    cohort: int,
+    local_steps: int,
+) -> float:
+    """Theorem 2 as printed (eq. 14): bound on the mean of ||grad f||^2 over K = `steps` steps."""
+    noise, drift = convergence_terms(
+        learning_rate=learning_rate, smoothness=smoothness, gradient_variance=gradient_variance,
+        batch_size=batch_size, dimension=dimension, noise_std=noise_std, cohort=cohort,
+        local_steps=local_steps,
+    )  # fmt: skip
+    return 2 * initial_gap / (learning_rate * steps) + noise / 2 + drift
+
+
+@stated(PAPER, "Lemma 6", "optimality_gap", _CONVERGES, or_zero=_ZERO)
+def paper_hu_optimality_gap(
+    *,
+    initial_gap: float,
+    steps: int,
+    strong_convexity: float,
+    learning_rate: float,
+    smoothness: float,
+    gradient_variance: float,
+    batch_size: int,
+    dimension: int,
+    noise_std: float,
+    cohort: int,
+    local_steps: int,
+) -> float:
+    """Lemma 6 as printed (eq. 15): bound on the mean of f - f* over K = `steps` steps."""
+    noise, drift = convergence_terms(
+        learning_rate=learning_rate, smoothness=smoothness, gradient_variance=gradient_variance,
+        batch_size=batch_size, dimension=dimension, noise_std=noise_std, cohort=cohort,
+        local_steps=local_steps,
+    )  # fmt: skip
+    rate = learning_rate * strong_convexity
+    return (1 - rate) / (steps * rate) * initial_gap + (noise / 4 + drift / 2) / strong_convexity
+
+
+@stated(
+    PAPER,
+    "Lemma 7",
+    "gradient_variance",
+    "true, and loose: drawing r of n without replacement leaves (n-r)/(r*(n-1)) of the clients' "
+    "variance, and beta^2/gamma may be divided by r",
+    or_zero=_ZERO,
+)
+def paper_hu_cohort_variance(
+    *,
+    gradient_norms: Sequence[float],
+    cohort: int,
+    gradient_variance: float,
+    batch_size: int,
+    dimension: int,
+    noise_std: float,
+) -> float:
+    """Lemma 7 (eq. 18): variance of a cohort's mean noisy gradient, of clients' gradient norms."""
+    clients = len(gradient_norms)
+    drawn = 4 * (clients - cohort) ** 2 / clients**3 * math.fsum(g * g for g in gradient_norms)
+    return dimension * noise_std**2 / cohort + gradient_variance / batch_size + drawn
+
+
+@stated(
+    PAPER,
+    "Lemma 8",
+    "network_error",
+    "its factor 4 on the gradients is lost where Theorem 2 uses it",
+    or_zero=(*_ZERO, "squared_gradients"),
+)
+def paper_hu_network_error(
+    *,
+    step: int,
+    learning_rate: float,
+    clients: int,
+    cohort: int,
+    squared_gradients: float,
+    gradient_variance: float,
+    batch_size: int,
+    dimension: int,
+    noise_std: float,
+) -> float:
+    """Lemma 8 (eq. 19): distance of local models from their mean after `step` local steps.
+
+    `squared_gradients` is the sum of ||grad f_i||^2 over all clients and the steps before.
+    """
+    noisy = dimension * noise_std**2 * (cohort + 1) / cohort + 2 * gradient_variance / batch_size
+    shares = (2 * (clients - cohort) ** 2 + clients**2) / clients**3
+    drift = 4 * step * shares * squared_gradients
+    return learning_rate**2 * (2 * step**2 * noisy + drift)
 
 
 def _verdict(local_steps: int) -> str:

@@ -19,14 +19,9 @@ from scipy.special import logsumexp
 
 from fedveil.core.errors import ConfigError
 from fedveil_lab.reproduction.claims.claim import (
-    Claim,
     Infeasible,
-    claim,
-    counts,
-    fractions,
     not_negative,
-    positive,
-    rates,
+    stated,
 )
 
 PAPER = "Liang et al."
@@ -40,15 +35,16 @@ _LEMMAS = {"fixed": (3.5, 0.67, "Lemma 2"), "poisson": (2.0, 0.53, "Lemma 3")}
 _ORDERS = tuple(1 + step / 10 for step in range(1, 100)) + tuple(float(a) for a in range(11, 64))
 
 
+@stated(PAPER, "Theorems 1 and 2", "noise_std")
 def paper_liang_nu(
     *, epsilon: float, delta: float, rate: float, rounds: int, sampling: str, sensitivity: float
-) -> Claim:
+) -> tuple[float, str, dict[str, float]]:
     """Theorems 1 (fixed) and 2 (poisson) at whole orders alpha, the only ones the lemmas prove.
 
     `sensitivity` of the sum: 2G for REPLACE, G for ADD_REMOVE (poisson only). Raises Infeasible if
     no order meets the lemma's conditions.
     """
-    factor, floor, lemma = _check(epsilon, delta, rate, rounds, sampling, sensitivity)
+    factor, floor, lemma = _lemma(sampling)
     best, order = math.inf, 0
     log_delta = math.log(1 / delta)
     # Beyond this order both the noise and the conditions only grow.
@@ -65,27 +61,21 @@ def paper_liang_nu(
             f"epsilon = {epsilon:g} at rate {rate:g}, {rounds} rounds, delta {delta:.3g}: no whole "
             f"order meets the conditions of {lemma}; use an accountant instead"
         )
-    return claim(
-        PAPER,
-        "Theorem 1" if sampling == "fixed" else "Theorem 2",
-        "noise_std",
-        sensitivity * math.sqrt(best),
-        f"proved at whole orders (here {order}), but several times more noise than is needed",
-        epsilon=epsilon,
-        delta=delta,
-        rate=rate,
-        rounds=rounds,
-        sampling=sampling,
-        sensitivity=sensitivity,
-        order=order,
-    )
+    verdict = f"proved at whole orders (here {order}), but several times more noise than is needed"
+    return sensitivity * math.sqrt(best), verdict, {"order": order}
 
 
+@stated(
+    PAPER,
+    "Theorems 1 and 2",
+    "noise_std",
+    "the order is a fraction, which neither lemma's proof covers; far more noise than needed",
+)
 def paper_liang_nu_real(
     *, epsilon: float, delta: float, rate: float, rounds: int, sampling: str, sensitivity: float
-) -> Claim:
+) -> float:
     """The theorems as printed: the order runs over all reals above 1."""
-    factor, floor, lemma = _check(epsilon, delta, rate, rounds, sampling, sensitivity)
+    factor, floor, lemma = _lemma(sampling)
     log_delta = math.log(1 / delta)
 
     def ratio(share: float) -> float:  # share is the paper's lambda
@@ -106,28 +96,14 @@ def paper_liang_nu_real(
     start = min(allowed, key=ratio)
     around = np.linspace(max(start - 1e-4, 1e-6), min(start + 1e-4, 1 - 1e-6), 2001)
     best = min(ratio(share) for share in [start, *map(float, around)] if meets(share))
-    return claim(
-        PAPER,
-        "Theorem 1" if sampling == "fixed" else "Theorem 2",
-        "noise_std",
-        sensitivity * math.sqrt(best),
-        "the order is a fraction, which neither lemma's proof covers; far more noise than needed",
-        epsilon=epsilon,
-        delta=delta,
-        rate=rate,
-        rounds=rounds,
-        sampling=sampling,
-        sensitivity=sensitivity,
-    )
+    return sensitivity * math.sqrt(best)
 
 
+@stated(PAPER, "Tables 2 and 3", "epsilon")
 def paper_liang_epsilon(
     *, noise_multiplier: float, clients: int, cohort: int, rounds: int, delta: float, sampling: str
-) -> Claim:
+) -> tuple[float, str, dict[str, float]]:
     """Epsilon columns of Tables 2 and 3: RDP, the old conversion, one z fed to both formulas."""
-    counts(clients=clients, cohort=cohort, rounds=rounds)
-    positive(noise_multiplier=noise_multiplier)
-    fractions(delta=delta)
     if cohort > clients:
         raise ConfigError(f"cohort = {cohort}: more than the {clients} clients")
     if sampling == "fixed":
@@ -145,26 +121,14 @@ def paper_liang_epsilon(
         raise ConfigError(f"sampling = {sampling!r}: must be 'fixed' or 'poisson'")
     columns = rounds * rdp + math.log(1 / delta) / (orders - 1)
     best = int(np.argmin(columns))
-    return claim(
-        PAPER,
-        "Tables 2 and 3",
-        "epsilon",
-        float(columns[best]),
-        verdict,
-        noise_multiplier=noise_multiplier,
-        clients=clients,
-        cohort=cohort,
-        rounds=rounds,
-        delta=delta,
-        sampling=sampling,
-        order=float(orders[best]),
-    )
+    return float(columns[best]), verdict, {"order": float(orders[best])}
 
 
-def paper_liang_rdp(*, order: float, rate: float, noise_ratio: float, sampling: str) -> Claim:
+@stated(PAPER, "Lemmas 2 and 3", "rdp")
+def paper_liang_rdp(
+    *, order: float, rate: float, noise_ratio: float, sampling: str
+) -> tuple[float, str]:
     """Lemmas 2 and 3: RDP at `order` of one sampled release, noise_ratio = std over sensitivity."""
-    positive(noise_ratio=noise_ratio)
-    rates(rate=rate)
     factor, floor, lemma = _lemma(sampling)
     ratio = noise_ratio**2
     if ratio < floor or not order > 1 or not _conditions_hold(ratio, rate, order):
@@ -175,17 +139,7 @@ def paper_liang_rdp(*, order: float, rate: float, noise_ratio: float, sampling: 
     verdict = "proved for whole orders, 2 or more"
     if sampling == "poisson":
         verdict = "the printed proof fails, the statement is true for whole orders, 2 or more"
-    return claim(
-        PAPER,
-        lemma,
-        "rdp",
-        factor * rate**2 * order / ratio,
-        verdict,
-        order=order,
-        rate=rate,
-        noise_ratio=noise_ratio,
-        sampling=sampling,
-    )
+    return factor * rate**2 * order / ratio, verdict
 
 
 def smoothing_variance_factor(smoothing: float) -> float:
@@ -198,16 +152,6 @@ def _lemma(sampling: str) -> tuple[float, float, str]:
     if sampling not in _LEMMAS:
         raise ConfigError(f"sampling = {sampling!r}: must be 'fixed' or 'poisson'")
     return _LEMMAS[sampling]
-
-
-def _check(
-    epsilon: float, delta: float, rate: float, rounds: int, sampling: str, sensitivity: float
-) -> tuple[float, float, str]:
-    positive(epsilon=epsilon, sensitivity=sensitivity)
-    fractions(delta=delta)
-    rates(rate=rate)
-    counts(rounds=rounds)
-    return _lemma(sampling)
 
 
 def _room(ratio: float, rate: float, alpha: float) -> float:

@@ -6,7 +6,7 @@ from fedveil.core.units import Adjacency, Trust
 from fedveil.tune.feasible import Question, Way
 from fedveil_lab.reproduction.claims import fu
 from fedveil_lab.reproduction.claims.cheng import paper_cheng_epsilon
-from fedveil_lab.reproduction.claims.claim import Claim, claim
+from fedveil_lab.reproduction.claims.claim import Claim
 from fedveil_lab.reproduction.claims.liang import paper_liang_epsilon
 
 
@@ -14,7 +14,9 @@ def claim_of(way: Way, question: Question, cohort: int, rounds: int, noise: floa
     """What the paper whose setting this is would have said of the same noise."""
     participations = cohort * rounds / question.clients
     if question.noise == "laplace":
-        return _laplace_claim(participations, noise) if way.trust is Trust.LOCAL else None
+        if way.trust is not Trust.LOCAL:
+            return None
+        return fu.paper_fu_laplace_epsilon(noise_multiplier=noise, participations=participations)
     if way.trust is Trust.LOCAL:
         return fu.paper_fu_gaussian_epsilon(
             noise_multiplier=noise,
@@ -38,18 +40,4 @@ def claim_of(way: Way, question: Question, cohort: int, rounds: int, noise: floa
         rounds=rounds,
         delta=question.delta,
         sampling="fixed" if way.adjacency is Adjacency.REPLACE else "poisson",
-    )
-
-
-def _laplace_claim(participations: float, noise: float) -> Claim:
-    """Fu's Theorem 1 read backwards, with the clip itself as the sensitivity, as the paper does."""
-    return claim(
-        fu.PAPER,
-        "Theorem 1",
-        "epsilon",
-        participations / noise,
-        "half of what holds: replacing a client's data moves a clipped gradient by twice the clip; "
-        "and a client may take part once more than on average",
-        participations=participations,
-        noise_multiplier=noise,
     )

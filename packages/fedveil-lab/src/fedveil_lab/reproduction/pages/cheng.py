@@ -26,6 +26,7 @@ from fedveil_lab.reproduction.case import (
     Label,
     Noise,
     Without,
+    clients_at_hand,
     labelled,
 )
 from fedveil_lab.reproduction.claims.cheng import paper_cheng_noise_multiplier
@@ -35,7 +36,7 @@ from fedveil_lab.reproduction.summary import Row, paired
 
 TABLE = table_of("cheng")
 PUBLISHED, VARIANTS, TASKS = TABLE["published"], TABLE["variants"], TABLE["tasks"]
-BASE = "DP-FedAvg"
+BASE, WRITERS = "DP-FedAvg", 3400
 _METHODS_OWN = ("method", "lambda", "sparsity")  # labels in which a method may differ from BASE
 _VOTED = ("model.name", "training.batch_size", "training.learning_rate")  # what voters train with
 
@@ -80,8 +81,10 @@ def images(
         noise_of_rounds: Take the noise that so many rounds need.
     """
     task = TASKS[dataset][size or str(scale)]
-    clients, voting = task["clients"], method == "AE-DPFL"
+    clients, voting = task.get("clients"), method == "AE-DPFL"
     data = Data("femnist", (("validation_fraction", 0.1),) if voting else ())
+    if clients is None:
+        clients = clients_at_hand(Data("femnist"), WRITERS)
     if dataset == "cifar10":
         each = task["examples_per_client"]
         dealt = (("alpha", alpha), ("clients", clients), ("examples_per_client", each))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from fedveil_lab.reproduction.case import (
@@ -17,6 +18,9 @@ from fedveil_lab.reproduction.case import (
     Label,
     Noise,
     Without,
+    at_hand,
+    clients_at_hand,
+    federation_of,
     labelled,
 )
 from fedveil_lab.reproduction.claims.fu import paper_fu_participations
@@ -24,7 +28,8 @@ from fedveil_lab.reproduction.experiment import Scale, table_of
 from fedveil_lab.reproduction.summary import Row
 
 PUBLISHED = table_of("fu")["published"]
-DELTA, NO_NOISE = 1e-4, "∞"
+DELTA, NO_NOISE, WRITERS = 1e-4, "∞", 3500
+LOANS = 80  # of a client; the paper has them for 5,000 clients
 
 
 def noise_of(
@@ -76,7 +81,13 @@ def lending(
     every: int | None = None,
     published: str = "",
 ) -> Case:
-    """Return one run on Lending Club; a `power` stands for E = T^power."""
+    """Return one run on Lending Club; a `power` stands for E = T^power.
+
+    `clients = 0` are as many clients of 80 loans as the source's files allow, 5,000 at most.
+    """
+    most = loans_at_hand() // LOANS
+    clients = clients or min(5000, most)
+    each = (("per_client", LOANS),) if clients < most else ()
     local = int(E) if power is None else max(1, round(T**power))
     cohort, rounds = clients if everyone else clients // 10, max(1, round(T / local))
     values = {
@@ -96,7 +107,7 @@ def lending(
     known |= {"T": T, "E": E}
     return Case(
         labels=labelled(labels, known),
-        data=Data("lending-club", (("clients", clients),), "sorted", shuffled),
+        data=Data("lending-club", (("clients", clients), *each), "sorted", shuffled),
         values=tuple(values.items()),
         noise=noise_of(noise, epsilon, clients, cohort, rounds, delta=0.0, local=local),
         published=_published(published, known[labels[-1]], epsilon, noise)
@@ -104,6 +115,13 @@ def lending(
         else None,
         every=every,
     )
+
+
+@cache
+def loans_at_hand() -> int:
+    """Return how many loans train; the paper's number if the files are not here."""
+    whole = Data("lending-club", (("clients", 1),), "sorted")
+    return len(federation_of(whole).train) if at_hand(whole) else 5000 * LOANS
 
 
 def femnist(
@@ -118,12 +136,20 @@ def femnist(
     every: int | None = None,
     published: str = "",
 ) -> Case:
-    """Return one run on FEMNIST: 3,500 clients of dealt images, or the 300 writers at hand."""
+    """Return one run on FEMNIST: 3,500 clients of dealt images, or all writers of the source.
+
+    A tenth of the clients take part in a round.
+    """
     quick, rounds = scale is Scale.QUICK, max(1, round(T / E))
-    clients = 3500 if quick else 300
-    dealt = Data("femnist", (("clients", clients), ("cap", 12)), "iid")
-    values = {**recipe, "training.rounds": rounds, "training.local_steps": E}
-    cohort = recipe["training.cohort"]
+    dealt = Data("femnist", (("clients", WRITERS), ("cap", 12)), "iid")
+    clients = WRITERS if quick else clients_at_hand(Data("femnist"), WRITERS)
+    cohort = clients // 10
+    values = {
+        **recipe,
+        "training.cohort": cohort,
+        "training.rounds": rounds,
+        "training.local_steps": E,
+    }
     return Case(
         labels=labelled(labels, {"noise": noise, "epsilon": epsilon, "T": T, "E": E}),
         data=dealt if quick else Data("femnist"),

@@ -61,6 +61,8 @@ def adult(
         **recipe,
     }
     clip, rate = values["privacy.clip_norm"], values["training.learning_rate"]
+    rounds = values["training.rounds"]
+    tau = tau if method == "DP-SGD" else values["training.local_steps"]
     known = {"tau": tau, "sigma": sigma, "method": method, "noise": noise, "epsilon": epsilon}
     known |= {"G": clip, "learning rate": rate}
     added: Noise

@@ -7,15 +7,18 @@ their grids.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedveil.report.store import Outcome
 from fedveil.training.models.flat import Layout, Slot
-from fedveil.training.server.smoothing import Smoothing
+from fedveil.training.server.optimizers import State
+from fedveil.training.server.smoothing import AUTO, STRENGTHS, Smoothing, stein_risk
 from fedveil_lab.reproduction.case import (
     Case,
     Certified,
@@ -28,7 +31,8 @@ from fedveil_lab.reproduction.case import (
 )
 from fedveil_lab.reproduction.claims.liang import paper_liang_epsilon, paper_liang_nu_real
 from fedveil_lab.reproduction.experiment import Scale, table_of
-from fedveil_lab.reproduction.summary import Row
+from fedveil_lab.reproduction.run_case import Tick, run_case
+from fedveil_lab.reproduction.summary import Row, paired
 
 TABLE = table_of("liang")
 PUBLISHED, TASKS = TABLE["published"], TABLE["tasks"]
@@ -39,21 +43,26 @@ STEPS, RATE, STD, POINTS = 100, 0.1, 0.3, 100  # of the demonstration; points of
 
 
 @cache
-def mnist_noise(noise: str, sampling: str, epsilon: float) -> Noise:
+def mnist_noise(
+    noise: str,
+    sampling: str,
+    epsilon: float,
+    rate: float = TABLE["mnist"]["recipe"]["training.rate"],
+    rounds: int = TABLE["mnist"]["recipe"]["training.rounds"],
+) -> Noise:
     """Return the paper's noise on MNIST, or the least that is proved, at the same budget."""
-    recipe, delta = TABLE["mnist"]["recipe"], CLIENTS**-1.1
+    delta = CLIENTS**-1.1
     if noise == "certified":
         return Certified(epsilon, delta)
-    clip = recipe["privacy.clip_norm"]
     claim = paper_liang_nu_real(
         epsilon=epsilon,
         delta=delta,
-        rate=recipe["training.rate"],
-        rounds=recipe["training.rounds"],
+        rate=rate,
+        rounds=rounds,
         sampling=sampling,
-        sensitivity=2 * clip,
+        sensitivity=2.0,  # in units of the clip
     )
-    return Claimed(epsilon, delta, claim.value / clip)
+    return Claimed(epsilon, delta, claim.value)
 
 
 def mnist(
@@ -83,7 +92,9 @@ def mnist(
         labels=labelled(labels, known),
         data=Data("mnist", (("pixels", pixels),)),
         values=tuple(values.items()),
-        noise=mnist_noise(noise, sampling, epsilon),
+        noise=mnist_noise(
+            noise, sampling, epsilon, values["training.rate"], values["training.rounds"]
+        ),
         published=row[EPSILONS.index(epsilon)] if row and noise == "paper" else None,
         every=every,
     )
@@ -98,11 +109,12 @@ def network(
     sampling: str,
     z: float,
     noise: str = "paper",
-    smoothing: float = 0.0,
+    smoothing: float | str = 0.0,
     step: float = 1.0,
     method: str = "",
     every: int | None = None,
     published: Sequence[float] = (),
+    seeds: int | None = None,
 ) -> Case:
     """Return one run of a network. A server `step` below 1 shrinks noise as smoothing does."""
     own = TASKS[task].get(str(scale), TASKS[task]["quick"])
@@ -118,23 +130,36 @@ def network(
         labels=labelled(labels, known),
         data=Data(data["source"], tuple(data.get("settings", {}).items()), data.get("partition")),
         values=tuple(values.items()),
-        noise=network_noise(task, scale, sampling, z, noise),
+        noise=network_noise(
+            task, scale, sampling, z, noise, values["training.rate"], values["training.rounds"]
+        ),
         published=row[-1 - published.index(z)] if row and published and noise == "paper" else None,
         every=own.get("every", every),
+        seeds=seeds,
     )
 
 
 @cache
-def network_noise(task: str, scale: Scale, sampling: str, z: float, noise: str) -> Noise:
+def network_noise(
+    task: str,
+    scale: Scale,
+    sampling: str,
+    z: float,
+    noise: str,
+    rate: float | None = None,
+    rounds: int | None = None,
+) -> Noise:
     """Return noise in proportion to the cohort, with the epsilon that the paper prints for it.
 
-    Where it prints none, the epsilon is what its accountant would have printed.
+    Where it prints none, the epsilon is what its accountant would have printed. Rate and rounds are
+    the task's unless given.
     """
     if noise == "none":
         return Without()
     own = TASKS[task].get(str(scale), TASKS[task]["quick"])
-    clients, rounds = own["clients"], own["recipe"]["training.rounds"]
-    cohort, delta = round(own["recipe"]["training.rate"] * clients), clients**-1.1
+    clients, rounds = own["clients"], rounds or own["recipe"]["training.rounds"]
+    cohort = round((rate or own["recipe"]["training.rate"]) * clients)
+    delta = clients**-1.1
     multiplier = z * cohort / own["paper_cohort"]
     epsilon = PUBLISHED["epsilon"].get(f"{task} {sampling}", {}).get(str(z))
     if epsilon is None or (cohort, rounds) != (own["paper_cohort"], own["paper_rounds"]):
@@ -151,10 +176,88 @@ def network_noise(task: str, scale: Scale, sampling: str, z: float, noise: str) 
     )
 
 
-def _smoothed(smoothing: float) -> dict[str, Any]:
+def _smoothed(smoothing: float | str) -> dict[str, Any]:
     if not smoothing:
         return {"training.method": "dp-fed"}
     return {"training.method": "laplacian-smoothing", "server.smoothing": smoothing}
+
+
+def automatic(
+    scale: Scale,
+    recipe: Mapping[str, Any],
+    *,
+    noise: str,
+    epsilon: float,
+    method: str,
+    labels: Sequence[str] = (),
+) -> Case:
+    """Return one run of logistic regression whose smoothing or step follows the releases."""
+    values = {**recipe, "training.sampling": "poisson", **_smoothed(RULES.get(method, AUTO))}
+    return Case(
+        labels=(("noise", noise), ("epsilon", epsilon), ("method", method)),
+        data=Data("mnist", (("pixels", "unit"),)),
+        values=tuple(values.items()),
+        noise=mnist_noise(
+            noise, "poisson", epsilon, values["training.rate"], values["training.rounds"]
+        ),
+        part=method if method in EACH_ROUND else "",
+    )
+
+
+@dataclass(frozen=True)
+class OfEachRound(Smoothing):
+    """Stein's estimate of one round's average alone, by the strength or by the length of a step."""
+
+    strength: float | str = AUTO
+    shorter: bool = False  # James and Stein: no smoothing, a step times 1 - d s^2 / |y|^2
+
+    def step(
+        self, average: Tensor, layout: Layout, deviation: float | None, state: State
+    ) -> tuple[Tensor, State]:
+        """Smooth or shorten the tensors of an average by what it shows itself."""
+        whole, std = average.numpy(), float(deviation or 0.0)
+        if self.shorter:
+            parts = [
+                part * max(0.0, 1 - part.size * std**2 / max(float(np.square(part).sum()), 1e-30))
+                for part in (whole[slot.start : slot.stop] for slot in layout)
+            ]
+            return torch.from_numpy(np.concatenate(parts).astype(np.float32)), {}
+        return self._smoothed(
+            average,
+            layout,
+            lambda part: min(STRENGTHS, key=lambda s: stein_risk(whole[part], std, s)),
+        ), {}
+
+
+# Methods of the page that compares automatic smoothing with fixed strengths; 0 is DP-Fed.
+RULES: dict[str, float] = {"none": 0.0, "smoothing 1": 1.0, "smoothing 2": 2.0, "smoothing 3": 3.0}
+EACH_ROUND = {
+    "smoothing by the round's risk": OfEachRound(),
+    "shorter step by the round's risk": OfEachRound(shorter=True),
+}
+
+
+def run_automatic(case: Case, seed: int, tick: Tick) -> Outcome:
+    """Run a case with the smoothing that its label names."""
+    own = EACH_ROUND.get(str(case["method"]))
+    return run_case(
+        case, seed, tick, adapt=lambda made: made if own is None else replace(made, smoothing=own)
+    )
+
+
+def auto_gains(rows: Sequence[Row]) -> Sequence[str]:
+    """Report every method at each budget, and how far automatic is from the best fixed strength."""
+    found = []
+    for noise, epsilon in dict.fromkeys((row["noise"], row["epsilon"]) for row in rows):
+        own = {row["method"]: row for row in rows if row.matches(noise=noise, epsilon=epsilon)}
+        fixed = max((own[name] for name in RULES if name in own), key=lambda r: r.mean("accuracy"))
+        gain = paired(own["automatic"], fixed, "accuracy")
+        listed = ", ".join(f"{name} {row.spread('accuracy')}" for name, row in own.items())
+        found.append(
+            f"epsilon {epsilon:g}, {noise} noise: {listed}. Automatic minus the best fixed "
+            f"strength ({fixed['method']}): {gain.mean:+.2f} ± {gain.error:.2f}"
+        )
+    return found
 
 
 def demonstration(scale: Scale, recipe: Mapping[str, Any], *, smoothing: float) -> Case:

@@ -32,11 +32,16 @@ class CentralNoise(NoisePlacement):
     adjacency: Adjacency | None = None  # None: the one that the sampling's proof is about
     colluders: int = 0
 
+    white = True
+
     def __post_init__(self) -> None:
         check_fields(self, noise=one_of(Noise), adjacency=optional(one_of(Adjacency)))
 
     def mechanism(self) -> Mechanism:
         return mechanism_of(self.noise, self.facts)
+
+    def deviation(self, at: RoundNoise, clients: int) -> float | None:
+        return at.scale * self.noise.deviation if self.white else None
 
     def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
         return noisy_sum(self.noise, total, at.scale, at.grid, at.stream())

@@ -38,6 +38,7 @@ class CorrelatedNoise(CentralNoise):
     momentum: float = 0.0
 
     fixed_clip = True
+    white = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -137,11 +137,13 @@ def _step(server: ServerSection) -> Optimizer:
     )
 
 
-def smoothing(recipe: Recipe, strength: float) -> Smoothing | None:
+def smoothing(recipe: Recipe, strength: float | str) -> Smoothing | None:
     """The server's smoothing with this strength; None if that is zero."""
+    if not strength:
+        return None
     server = recipe.server
     order = choice(Order, "server.smoothing_order", server.smoothing_order)
-    return Smoothing(strength, server.smoothing_flat, order) if strength else None
+    return Smoothing(strength, server.smoothing_flat, order)
 
 
 def clip_norm(recipe: Recipe) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from fedveil.training.models.zoo import Linear, Mlp
 _OTHERS = 2  # examples beside the one that is watched
 _SCALES = (1.0, 0.0, 1e30, -7.0)  # of the company it is in: what mixes little shows beside much
 _STIR = 0.1  # how far weights are moved from where they start
+_LONGEST = 256  # examples of a made-up batch, at most
 _SEED = 7  # of made-up inputs, and of layers that draw, such as dropout
 _PLAIN = {
     type(part): vars(part).keys()
@@ -61,10 +62,23 @@ def known_apart(module: nn.Module) -> bool:
     return True
 
 
-def check_loss(loss: Loss | None, module: nn.Module, federation: Federation) -> None:
-    """Raise if a loss fits no outputs, mixes examples or remembers them.
+def check_loss(
+    loss: Loss | None, module: nn.Module, federation: Federation, batch_size: int | None = None
+) -> None:
+    """Try a loss on made-up examples, forwards and backwards through the model.
 
-    It is shown made-up targets beside made-up outputs of the model's shape.
+    In a protected run, a loss that raises counts as zero and nobody is told. A mistake in it must
+    therefore show before any record is read.
+
+    Args:
+        loss: The loss of somebody's own; None is the task's.
+        module: The model.
+        federation: The data, of which shapes and types are used.
+        batch_size: Examples in one step; None for all of a client's.
+
+    Raises:
+        ConfigError: The loss raises, or does not give one number with a gradient for each example.
+        SensitivityRefused: The loss mixes examples or remembers them.
     """
     if loss is None:
         return
@@ -95,6 +109,13 @@ def check_loss(loss: Loss | None, module: nn.Module, federation: Federation) -> 
                 "the loss of one example depends on the other examples of its batch",
                 "give one number for each example, made of that example alone",
             )
+    model = copy.deepcopy(module).train()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    for size in sorted({1, 2, 7, min(batch_size or 32, _LONGEST)}):
+        inputs = _batch(federation, draw, 1.0, size)
+        targets = as_tensor(_targets(federation, draw, (size, *shape[1:])))
+        with drawing_from(_SEED):
+            _lost(loss, model(inputs), targets, trained)
 
 
 def _targets(federation: Federation, draw: np.random.Generator, shape: tuple[int, ...]) -> Any:
@@ -104,9 +125,12 @@ def _targets(federation: Federation, draw: np.random.Generator, shape: tuple[int
     return draw.integers(0, federation.codes, shape).astype(kind)
 
 
-def _lost(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def _lost(loss: Loss, outputs: Tensor, targets: Tensor, back: Sequence[Tensor] = ()) -> Tensor:
+    """Return the losses of some examples; with `back`, after a step to these weights."""
     try:
-        found = loss(outputs.clone().requires_grad_(), targets.clone())
+        found = loss(outputs if back else outputs.clone().requires_grad_(), targets.clone())
+        if back and isinstance(found, Tensor) and found.requires_grad:
+            torch.autograd.grad(found.sum(), back, allow_unused=True)
     except Exception as error:  # whatever a user's function may raise
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
@@ -164,9 +188,11 @@ def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
         )
 
 
-def _batch(federation: Federation, draw: np.random.Generator, scale: float) -> Tensor:
+def _batch(
+    federation: Federation, draw: np.random.Generator, scale: float, size: int = 1 + _OTHERS
+) -> Tensor:
     """Made-up inputs of the federation's kind, `[examples, ...]`, as the model sees them."""
-    shape = (1 + _OTHERS, *federation.input_shape)
+    shape = (size, *federation.input_shape)
     kind: np.dtype[Any] = federation.train.inputs.dtype
     if np.issubdtype(kind, np.floating):
         largest = float(np.finfo(kind).max)

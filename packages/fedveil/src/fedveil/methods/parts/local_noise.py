@@ -35,6 +35,8 @@ class LocalNoise(NoisePlacement):
     noise: Noise = Noise.GAUSSIAN
     adjacency: Adjacency = Adjacency.REPLACE
 
+    white = True
+
     def __post_init__(self) -> None:
         check_fields(self, noise=one_of(Noise), adjacency=one_of(Adjacency))
 
@@ -47,6 +49,9 @@ class LocalNoise(NoisePlacement):
 
     def mechanism(self) -> Mechanism:
         return mechanism_of(self.noise, self.facts)
+
+    def deviation(self, at: RoundNoise, clients: int) -> float | None:
+        return at.scale * self.noise.deviation * math.sqrt(clients)
 
     def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
         """Return the sum of noisy uploads: each client's noise comes from its own stream."""

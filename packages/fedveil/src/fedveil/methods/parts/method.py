@@ -184,6 +184,20 @@ class Method(Displayed):
                 "where clients add noise shares to clipped updates under a secure sum",
                 "set privacy.trust to distributed, or training.sampling to poisson",
             )
+        automatic = self.smoothing is not None and self.smoothing.automatic
+        if automatic and (self.placement is None or not self.placement.white):
+            raise ConfigError(
+                "server.smoothing: 'auto' needs independent noise of known size on every sum, by "
+                "a trusted aggregator or by each client. Give a number"
+            )
+        if self.placement is not None and self.placement.bounded is Bounded.STATISTIC:
+            once = self.rounds == 1 and self.cohort.scheme is Scheme.EVERYONE
+            if not once or self.smoothing is not None or self.voting is not None:
+                raise ConfigError(
+                    f"method {self.name!r}: a statistic of everybody's records is released once. "
+                    "Use training.rounds 1 and training.sampling everyone, without "
+                    "server.smoothing or votes."
+                )
         if self.placement is not None:
             self._check_protected(self.placement)
 
@@ -209,8 +223,8 @@ class Method(Displayed):
                 "noise would not cover it",
                 "protect votes with VoteNoise",
             )
-        if pipeline.granularity is not None or pipeline.ballot is not None:
-            raise ConfigError("pipeline: the plan chooses grids and ballots; leave them out")
+        if pipeline.granularity is not None or pipeline.ballot or pipeline.statistic:
+            raise ConfigError("pipeline: the plan chooses what is sent; leave grids and votes out")
         local = self.local
         if local.gradient_noise or local.gradient_grid is not None or not local.last_step_noise:
             raise ConfigError(

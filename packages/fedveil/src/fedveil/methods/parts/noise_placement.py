@@ -10,6 +10,7 @@ Plan, ledger, hub, auditor and tuner ask the fitted noise; nobody asks what kind
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -48,8 +49,9 @@ from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling, takes_par
 from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.privacy.translation import usual_adjacency
 from fedveil.training.client.local_training import LocalTraining
-from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.training.client.update_pipeline import ClientStatistic, UpdatePipeline
 from fedveil.training.models.flat import Layout
+from fedveil.training.server.optimizers import Optimizer
 
 Cohort = npt.NDArray[np.int64]
 
@@ -60,6 +62,11 @@ class Noise(StrEnum):
     GAUSSIAN = "gaussian"
     LAPLACE = "laplace"
 
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of noise of scale 1."""
+        return 1.0 if self is Noise.GAUSSIAN else math.sqrt(2)
+
 
 class Bounded(StrEnum):
     """What of one client is bounded, and so where an auditor puts its canary."""
@@ -67,6 +74,7 @@ class Bounded(StrEnum):
     UPDATE = "update"
     GRADIENT = "gradient"  # every example's, in every local step; noise goes in there
     BALLOT = "ballot"
+    STATISTIC = "statistic"  # of its records, sent once instead of an update
 
 
 class Drawn(StrEnum):
@@ -146,6 +154,7 @@ class NoisePlacement(ABC):
         drawn: Who draws the noise.
         fixed_clip: Noise of one round is used in others, so that the clip must not change.
         secret_coins: Clients may toss secret coins: those who add no update add their noise alone.
+        white: Noise is independent between coordinates and rounds, and `deviation` knows its size.
         not_audited: What no game of an audit tries out, a phrase each.
     """
 
@@ -154,6 +163,7 @@ class NoisePlacement(ABC):
     bounded: ClassVar[Bounded] = Bounded.UPDATE
     fixed_clip: ClassVar[bool] = False
     secret_coins: ClassVar[bool] = False
+    white: ClassVar[bool] = False
     not_audited: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -288,6 +298,15 @@ class NoisePlacement(ABC):
 
     # What clients do.
 
+    def statistic(self, federation: Federation, module: nn.Module) -> ClientStatistic | None:
+        """Return what each client sends instead of an update; None: updates. Needs no fitting."""
+        return None
+
+    @property
+    def server(self) -> Optimizer | None:
+        """The server's step from a released statistic to weights; None: the method's own step."""
+        return None
+
     @property
     def local(self) -> LocalTraining:
         """What clients do, with any noise that belongs into their steps."""
@@ -324,6 +343,13 @@ class NoisePlacement(ABC):
         """Return the sum of a round with this clip, of which only the cohort is not known."""
         shape, layout = self.pipeline(clip, round_number), self.facts.layout
         return RoundNoise(self, shape, layout, round_number, np.zeros(0, np.int64), Randomness(0))
+
+    def deviation(self, at: RoundNoise, clients: int) -> float | None:
+        """Return the standard deviation of the noise on a coordinate of the sum of so many clients.
+
+        None: it is not the same for all, or not known.
+        """
+        return None
 
     @abstractmethod
     def protect(self, at: RoundNoise, total: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from fedveil.methods.parts.noise_placement import Bounded, NoiseContext, NoisePl
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.noise.integers import LARGEST, SMALLEST_ROUNDED
 from fedveil.training.client.local_training import Schedule
+from fedveil.training.server.optimizers import Optimizer
 
 _FINEST = 2.0**-126  # below it single-precision numbers lose digits
 
@@ -37,18 +38,20 @@ def check_every_round(method: Method, noise: NoisePlacement) -> None:
     if noise.count is not None:
         _check(noise.count, None, 0)
     if method.voting is None:
-        _try_server(method, noise.facts)
+        _try_server(method, noise.server or method.optimizer, noise.facts)
 
 
-def _try_server(method: Method, context: NoiseContext) -> None:
+def _try_server(method: Method, optimizer: Optimizer, context: NoiseContext) -> None:
     """The server's steps of the first and the last round, on an update of zeros."""
-    start = update = torch.zeros(context.layout.size)
+    start = torch.zeros(context.layout.size)
+    sent = context.pipeline.statistic
+    update = start if sent is None else torch.zeros(sent.width)
     try:
         if method.smoothing is not None:
-            update = method.smoothing(update, context.layout)
-        state = method.optimizer.start(start)
+            update, _ = method.smoothing.step(update, context.layout, 1.0, {})
+        state = optimizer.start(start)
         for number in (0, method.rounds - 1):
-            _, state = method.optimizer.step(start, update, state, number)
+            _, state = optimizer.step(start, update, state, number)
     except (ArithmeticError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ConfigError(
             f"server: its step fails, so that every round would be spent for nothing: {error}"

@@ -22,6 +22,7 @@ class DataSection:
     classes: tuple[str, ...] = ()  # of the label, where they are public
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a schema, in place
     bought: str | None = None  # what `columns` cost, as JSON; written by a run for its resumption
+    bins: int | None = None  # numbers of a table are cut into about so many bins; None: they stay
     image_size: tuple[int, ...] = ()  # pictures become this high and wide; a third 1: grey
     task: str | None = None  # classification, regression or multi-label; None: by the label
     partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own
@@ -142,7 +143,7 @@ class ServerSection:
     schedule_setting: float | None = None  # share left at the end 0, or rounds 10 (inverse-sqrt)
     average: str | None = None  # exponential, tail, polynomial or none: of the released weights
     average_setting: float | None = None  # decay 0.9, share of the rounds 0.5, or power 8
-    smoothing: float = 0.0  # strength of Laplacian smoothing; 0: none
+    smoothing: float | str = 0.0  # strength of Laplacian smoothing; 0: none; auto: by the releases
     smoothing_flat: bool = False  # the whole update as one ring, instead of tensor by tensor
     smoothing_order: str = "out-in-kernel"  # which weights of a convolution are neighbours
     smoothing_place: str = "after-noise"

@@ -59,8 +59,14 @@ def _nearest(key: str, path: str, hints: Mapping[str, Any]) -> str:
 
 
 def typed(kind: Any, value: Any, name: str) -> Any:
-    """The value as what it must be, `kind`; refused by its `name` if it is something else."""
-    for option in _options(kind):
+    """The value as what it must be, `kind`; refused by its `name` if it is something else.
+
+    The word "none" unsets a number or a list that may be left out.
+    """
+    options = _options(kind)
+    if value == "none" and type(None) in options and str not in options:
+        return None
+    for option in options:
         if option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
         if option is int and isinstance(value, int) and not isinstance(value, bool):

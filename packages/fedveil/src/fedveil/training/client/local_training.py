@@ -1,4 +1,7 @@
-"""What a client does between receiving the shared weights and shaping its update."""
+"""The local rule: what a client does between receiving the shared weights and shaping its update.
+
+`engines/local_sgd.py` is the loop that carries it out.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from fedveil.core.arguments import (
     check_fields,
@@ -108,6 +113,52 @@ class GradientClip:
             raise ConfigError(f"gradient clip: order must be 1 or 2, got {self.order}")
 
 
+class LocalStep:
+    """A correction to the gradients of local SGD, with state of each client's own.
+
+    Derive a class, override what differs, and set it as `LocalTraining.step`. SCAFFOLD's control
+    variates and FedDyn's linear term are such corrections. The run keeps the state of every client
+    from round to round. In a protected run a step sees one client at a time.
+
+    A step reads no records. The state of a client is private all the same, for it follows from its
+    updates; what the server broadcasts must follow from released values alone.
+    """
+
+    def initial(self, weights: Tensor) -> Tensor:
+        """Return a client's state before its first round, given the weights `[parameters]`."""
+        return weights.new_zeros(len(weights))
+
+    def broadcast(self, weights: Tensor, before: Tensor | None) -> Tensor | None:
+        """Return what the server sends beside the shared weights, once a round.
+
+        Args:
+            weights: The shared weights of this round, `[parameters]`, which were released.
+            before: What was broadcast in the round before; None in the first round.
+        """
+        return None
+
+    def correction(self, moved: Tensor, state: Tensor, broadcast: Tensor | None) -> Tensor:
+        """Return what is added to the gradients of one step, `[clients, parameters]`.
+
+        Args:
+            moved: How far each client has moved from the shared weights, `[clients, parameters]`.
+            state: The clients' states, `[clients, ...]`.
+            broadcast: What the server sent in this round.
+        """
+        raise NotImplementedError
+
+    def after(self, moved: Tensor, state: Tensor, broadcast: Tensor | None, path: Tensor) -> Tensor:
+        """Return the clients' states after their last step, `[clients, ...]`.
+
+        Args:
+            moved: Their updates before shaping, `[clients, parameters]`.
+            state: Their states before the round.
+            broadcast: What the server sent in this round.
+            path: The sum of the learning rates of each client's steps, `[clients, 1]`.
+        """
+        return state
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """Local SGD. Exactly one of `steps` and `epochs` is set.
@@ -117,6 +168,7 @@ class LocalTraining:
         g = gradient of the mean loss             (each example's clipped, if `per_example`)
         g += weight_decay * w
         g += penalty * (w - w0)  if |w - w0| > penalty_radius   (BLUR; FedProx at radius 0)
+        g += step.correction(w - w0, ...)          (SCAFFOLD, FedDyn; code of anybody's own)
         g = clip(g)                                (whole-gradient clipping)
         g += gradient_noise * N(0, I)
         v = momentum * v + g;  w -= rate * v
@@ -128,7 +180,7 @@ class LocalTraining:
     `batch_size` all the same, and an epoch is 1 / batch_rate steps.
 
     Per-example clipping acts on the data gradient alone and its noise comes right after it, before
-    decay and penalty, which depend on the weights only. On a grid, the gradient is rounded to it
+    decay, penalty and correction, which read no records. On a grid, the gradient is rounded to it
     and the noise is a Gaussian rounded to it, drawn exactly.
     """
 
@@ -148,6 +200,7 @@ class LocalTraining:
     last_step_noise: bool = True  # False: the last step's noise comes with the upload
     drop_last: bool = False  # leave out an epoch's last partial batch
     loss: Loss | None = None  # of each example, from outputs and targets; None: the task's own
+    step: LocalStep | None = None  # a correction with state of each client's own
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -173,6 +226,10 @@ class LocalTraining:
                     "training.batch_size: is not set beside training.batch_rate. Give the expected "
                     "number of records in a batch, by which sums are divided."
                 )
+        if self.step is not None and not isinstance(self.step, LocalStep):
+            raise ConfigError(
+                f"local rule: step is {self.step!r}, no LocalStep. Derive its class from LocalStep."
+            )
         if self.momentum >= 1:
             raise ConfigError(f"local rule: momentum must be below 1, got {self.momentum}")
         if self.projection_radius is not None and not self.projection_radius > 0:
@@ -182,18 +239,20 @@ class LocalTraining:
 
     @property
     def per_example(self) -> bool:
+        """Whether the gradients of single examples are clipped."""
         return self.gradient_clip is not None and self.gradient_clip.per_example
 
     @property
     def plain(self) -> bool:
-        """Nothing but SGD with weight decay: the case that algebraic engines solve."""
+        """Whether the rule is SGD with weight decay and nothing else, which has fast kernels."""
         return self.plain_but_penalty and self.penalty == 0
 
     @property
     def plain_but_penalty(self) -> bool:
-        """The same, where a penalty may also draw weights back to where they began."""
+        """Whether the rule is SGD with weight decay and perhaps a penalty, and nothing else."""
         return (
             self.momentum == self.gradient_noise == 0
             and self.projection_radius is None
             and self.gradient_clip is None
+            and self.step is None
         )

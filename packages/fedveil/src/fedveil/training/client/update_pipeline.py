@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,40 @@ from fedveil.training.client.rotation import Rotation
 from fedveil.training.models.flat import Layout
 
 
+class ClientStatistic(Protocol):
+    """What a client sends instead of an update: a vector that follows from its records alone.
+
+    Every entry is a whole number of grid steps, so that sums over records and over clients are
+    exact whatever their order.
+    """
+
+    @property
+    def width(self) -> int:
+        """How many numbers a client sends."""
+        ...
+
+    @property
+    def granularity(self) -> float:
+        """The step of the grid, a power of two."""
+        ...
+
+    def prepare(self, inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Ints:
+        """Return usable records of any clients as whole numbers, each by itself, bit for bit.
+
+        Args:
+            inputs: As the model sees them, `[records, ...]`.
+            targets: `[records]`, or `[records, labels]`.
+
+        Returns:
+            What `__call__` sums, `[records, numbers]`.
+        """
+        ...
+
+    def __call__(self, records: Ints) -> Ints:
+        """Return the statistic `[width]`, in grid steps, of one client's prepared records."""
+        ...
+
+
 @dataclass(frozen=True)
 class UpdatePipeline:
     """How a client shapes what it sends.
@@ -36,7 +71,7 @@ class UpdatePipeline:
     `rotation` rotates the clipped update before it is snapped; `rounding_beta` then rounds at
     random until the norm is one that holds with probability 1 - beta, and the mechanism's own,
     slightly larger, norm bound takes the clip's place. With a `ballot`, votes are sent instead of
-    the update.
+    the update; with a `statistic`, a statistic of the client's records, and nobody trains.
     """
 
     clip: Clip | None = None
@@ -46,6 +81,7 @@ class UpdatePipeline:
     rotation: Rotation | None = None
     rounding_beta: float | None = None
     ballot: Ballot | None = None
+    statistic: ClientStatistic | None = None
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -66,7 +102,8 @@ class UpdatePipeline:
     @property
     def only_clips(self) -> bool:
         """Whether what leaves is the update times one number: nothing looks at single entries."""
-        return self.sparsity == 0 and self.granularity is None and self.ballot is None
+        plain = self.sparsity == 0 and self.granularity is None
+        return plain and self.ballot is None and self.statistic is None
 
     def scaled(self, scale: float) -> UpdatePipeline:
         """Return the pipeline of a client that clips to `scale` times the clip, on one grid."""
@@ -78,6 +115,8 @@ class UpdatePipeline:
         """How many numbers a client sends."""
         if self.ballot is not None:
             return self.ballot.width
+        if self.statistic is not None:
+            return self.statistic.width
         return layout.size if self.rotation is None else self.rotation.width(layout.size)
 
     def weights(self, sizes: Ints) -> npt.NDArray[np.float32]:

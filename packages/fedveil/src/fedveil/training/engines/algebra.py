@@ -1,4 +1,7 @@
-"""Linear and softmax regression by algebra: moments, the dual, or plain rows, client by client."""
+"""Engines for stacks of affine layers: each client goes the way that takes the fewest operations.
+
+A way follows from a client's own size, in protected runs and in simulations alike.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +9,34 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from fedveil.data.federation import Task
-from fedveil.training.client.batches import step_counts
-from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.affine import Affine, Stack
 from fedveil.training.engines.batched import RowEngine
-from fedveil.training.engines.contract import Cohort, CohortTask, GroupedEngine, Job, Train
-from fedveil.training.engines.dual_clients import DualClients, costs, dual_applies
-from fedveil.training.engines.moments import (
-    MomentGradients,
-    Moments,
-    MomentSupply,
-    train_by_moments,
-)
-from fedveil.training.engines.unrolled_affine_steps import UnrolledAffineSteps
+from fedveil.training.engines.contract import Cohort, GroupedEngine, Job, Train
+from fedveil.training.engines.dual import DualClients, costs, dual_applies
+from fedveil.training.engines.moments import MomentClients, moments_apply
+
+Mask = npt.NDArray[np.bool_]
 
 
 class AlgebraEngine(GroupedEngine):
-    """Runs a job whose model is one affine layer. `rows` trains the clients that neither the
-    moments nor the dual make faster."""
+    """Linear and softmax regression: by moments, through the dual, or as rows of weights.
+
+    Args:
+        job: A job whose model is one affine layer.
+        stack: That layer.
+        rows: Trains the clients that neither the moments nor the dual make faster.
+    """
 
     name = "algebra"
 
     def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
         self.job, self._rows = job, rows
         (self._layer,) = stack
-        self._dual: DualClients | None = None
-        if dual_applies(job, stack):
-            self._dual = DualClients(job, stack, rows)
+        self.dual = DualClients(job, stack, rows) if dual_applies(job, stack) else None
+        self.moments = MomentClients(job, self._layer) if moments_apply(job) else None
         self._ways: dict[int, Train] = {}  # by the size of clients
-        self._moments: Moments | None = None
-        if moments_apply(job):
-            self._moments = Moments(
-                job.federation, self._layer, Moments.fit(job.federation, self._layer)
-            )
-        self._courses: UnrolledAffineSteps | None = None
-        if self._moments is not None and UnrolledAffineSteps.fit(job, self._moments):
-            self._courses = UnrolledAffineSteps(job, self._moments)
 
     def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
         if not len(sizes):
@@ -52,56 +45,68 @@ class AlgebraEngine(GroupedEngine):
         if alike is not None and alike in self._ways:  # the common case, once and for all
             yield np.arange(len(sizes)), self._ways[alike]
             return
-        by_moments, by_dual = self.divide(sizes)
-        for group, add in (
-            (by_moments, self._by_moments),
-            (by_dual, None if self._dual is None else self._dual.train),
-            (~(by_moments | by_dual), self._rows.train),
-        ):
+        for group, train in self._divided(sizes):
             places = np.flatnonzero(group)
-            if len(places) and add is not None:
+            if len(places):
                 if alike is not None:
-                    self._ways[alike] = add
-                yield places, add
+                    self._ways[alike] = train
+                yield places, train
 
-    def divide(self, sizes: Cohort) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which clients are cheapest by moments, and which by the dual."""
-        rule, features = self.job.rule, self._layer.inputs
+    def _divided(self, sizes: Cohort) -> Iterator[tuple[Mask, Train]]:
+        by_moments, by_dual = self.divide(sizes)
+        if self.moments is not None:
+            at_once = by_moments & self.moments.unrolls(sizes)
+            yield at_once, self.moments.train_at_once
+            yield by_moments & ~at_once, self.moments.train
+        if self.dual is not None:
+            yield by_dual, self.dual.train
+        yield ~(by_moments | by_dual), self._rows.train
+
+    def divide(self, sizes: Cohort) -> tuple[Mask, Mask]:
+        """Return which clients are cheapest by moments, and which through the dual."""
+        rule = self.job.rule
         by_rows, by_dual = costs(rule, self._layer, sizes)
-        dual = (by_dual < by_rows) & (self._dual is not None)
-        if self._moments is None:
+        dual = (by_dual < by_rows) & (self.dual is not None)
+        if self.moments is None:
             return np.zeros(len(sizes), dtype=np.bool_), dual
-        once = 0 if self._moments.kept else sizes * features * features
-        steps = step_counts(sizes, rule)
-        moments = once + steps * features * features < np.where(dual, by_dual, by_rows)
+        moments = self.moments.costs(rule, sizes) < np.where(dual, by_dual, by_rows)
         if rule.batch_size is not None:
             moments &= sizes <= rule.batch_size
         return moments, dual & ~moments
 
-    def _by_moments(self, task: CohortTask, places: Cohort) -> Iterator[Block]:
-        rule, weights = task.job.rule, task.weights
-        if self._moments is None:
-            raise ValueError("no moments for this job")
-        for begin in range(0, len(places), most := max(1, 2_000_000 // self._moments.width)):
-            where, clients, held = places, task.clients, task.sizes  # the usual case: all at once
-            if len(where) < len(clients) or len(where) > most:
-                where = places[begin : begin + most]
-                clients, held = clients[where], held[where]
-            if self._courses is not None:
-                updates, losses = self._courses(weights, clients, held)
-                yield task.block(where, updates, losses)
-                continue
-            supply = MomentSupply(self._moments.of(clients, held), step_counts(held, rule))
-            yield train_by_moments(task, where, weights, supply, MomentGradients())
 
+class MlpEngine(GroupedEngine):
+    """Fully connected networks by plain SGD: the first layer as weights, or through the dual.
 
-def moments_apply(job: Job) -> bool:
-    """Whether second moments can stand for the data: squared loss, no single examples needed."""
-    return job.federation.task is Task.REGRESSION and not job.rule.per_example
+    Where inputs are wide and clients have few examples, most of a network's weights are in its
+    first layer, and a step through the dual neither reads nor writes them.
+
+    Args:
+        job: A job whose model is a stack of affine layers.
+        stack: These layers.
+        rows: Trains the clients that the dual does not make faster.
+    """
+
+    name = "mlp"
+
+    def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
+        self.job, self._stack, self._rows = job, stack, rows
+        self._dual = DualClients(job, stack, rows)
+
+    @property
+    def device(self) -> torch.device:
+        return self._rows.device
+
+    def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
+        by_rows, by_dual = costs(self.job.rule, self._stack[0], sizes)
+        for group, way in ((by_dual < by_rows, self._dual), (by_dual >= by_rows, self._rows)):
+            places = np.flatnonzero(group)
+            if len(places):
+                yield places, way.train
 
 
 def one_layer(stack: Stack | str) -> Affine | str:
-    """The only layer of a linear model, or one sentence on why it is none."""
+    """Return the only layer of a linear model, or one sentence on why it is none."""
     if isinstance(stack, str):
         return stack
     if len(stack) > 1:

@@ -11,14 +11,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedveil.core.randomness import Stream
 from fedveil.training.client.batches import client_sizes, draw_batches, step_counts
-from fedveil.training.client.local_training import LocalTraining
+from fedveil.training.client.local_training import LocalStep, LocalTraining
 from fedveil.training.client.update_pipeline import Block
-from fedveil.training.engines.contract import Cohort, CohortTask, GroupedEngine, Job, Train
+from fedveil.training.engines.contract import (
+    ClientStates,
+    Cohort,
+    CohortTask,
+    GroupedEngine,
+    Job,
+    Train,
+)
+from fedveil.training.engines.local_sgd import Gradients, local_updates
 from fedveil.training.engines.records import Records
-from fedveil.training.engines.steps import Gradients, local_updates
 from fedveil.training.models.structure import drawing_from
 from fedveil.training.models.tensors import as_tensor
 
@@ -27,6 +35,7 @@ __all__ = ["RowEngine", "as_tensor", "chunks_of", "client_sizes"]
 CPU = torch.device("cpu")
 
 _VALUES = 4_000_000  # input values in one chunk: 16 MB
+_TOGETHER = 4_000_000  # numbers that isolated clients of one chunk hold
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,11 @@ class RowEngine(GroupedEngine):
         """Train the clients at these positions of the cohort, chunk by chunk."""
         job, number, start = task.job, task.round_number, task.weights.to(self.device)
         values = job.federation.train.inputs[:1].size
-        for chunk in chunks_of(task.sizes[places], values, self.chunk, job.rule):
+        if job.isolated:
+            chunks = isolated_chunks(task.sizes[places], values, job.layout.size, job.rule)
+        else:
+            chunks = chunks_of(task.sizes[places], values, self.chunk, job.rule)
+        for chunk in chunks:
             where = places[chunk]
             clients, held = task.clients[where], task.sizes[where]
             batches = draw_batches(clients, held, job.rule, number, job.randomness)
@@ -56,10 +69,13 @@ class RowEngine(GroupedEngine):
             )
             rates = job.rule.learning_rate.of_round(number, records.most_steps)
             streams = noise_streams(job, clients, number)
+            local_step = _Corrections.of(task, where, start)
             with self._module_randomness(int(clients[0]), number):
                 updates, losses = local_updates(
-                    start, records, job.rule, rates, self.gradients, streams
+                    start, records, job.rule, rates, self.gradients, streams, local_step
                 )
+                if local_step is not None:
+                    local_step.keep(updates, records.steps, rates)
                 gradient = None
                 if job.pipeline.sparsity:
                     everything = records.everything()
@@ -76,6 +92,48 @@ class RowEngine(GroupedEngine):
         word = self.job.randomness.stream("module", round_number, client).words(1)[0]
         with drawing_from(int(word >> np.uint64(1)), self.device):
             yield
+
+
+class _Corrections:
+    """The local step of a rule, for the clients of one chunk."""
+
+    def __init__(
+        self, step: LocalStep, states: ClientStates, task: CohortTask, where: Cohort, start: Tensor
+    ) -> None:
+        self._step, self._states, self._clients = step, states, task.clients[where]
+        self._broadcast = states.broadcast(step, start, task.round_number)
+        self._state = states.of(self._clients, step, start)
+
+    @classmethod
+    def of(cls, task: CohortTask, where: Cohort, start: Tensor) -> _Corrections | None:
+        step, states = task.job.rule.step, task.states
+        return None if step is None or states is None else cls(step, states, task, where, start)
+
+    def __call__(self, moved: Tensor) -> Tensor:
+        return self._step.correction(moved, self._state[: len(moved)], self._broadcast)
+
+    def keep(self, moved: Tensor, steps: Cohort, rates: list[float]) -> None:
+        """Keep the clients' states after their last step."""
+        path = np.concatenate([[0.0], np.cumsum(rates)])[steps]
+        paths = torch.from_numpy(path).to(moved)[:, None]
+        after = self._step.after(moved, self._state, self._broadcast, paths)
+        self._states.put(self._clients, after)
+
+
+def isolated_chunks(
+    sizes: Cohort, values: int, parameters: int, rule: LocalTraining
+) -> Iterator[Cohort]:
+    """Cut isolated clients into chunks of one size each: their batches have the same shapes.
+
+    A client holds eight vectors of weights and three copies of its records. A local step, which is
+    somebody else's code, sees one client at a time.
+    """
+    for size in np.unique(sizes).tolist():
+        alike = np.flatnonzero(sizes == size)
+        most = max(1, _TOGETHER // (8 * parameters + 3 * size * values))
+        most = 1 if rule.step is not None else most
+        for begin in range(0, len(alike), most):
+            yield alike[begin : begin + most]
 
 
 def chunks_of(

@@ -12,24 +12,22 @@ from torch import nn
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Task
 from fedveil.training.engines.affine import Stack, affine_stack
-from fedveil.training.engines.algebra import AlgebraEngine, moments_apply, one_layer
+from fedveil.training.engines.algebra import AlgebraEngine, MlpEngine, one_layer
 from fedveil.training.engines.batched import CPU, RowEngine
-from fedveil.training.engines.contract import Engine, Job
+from fedveil.training.engines.contract import Engine, Job, Threaded
 from fedveil.training.engines.cost import Prediction, Workload, cores, predict
 from fedveil.training.engines.distributed_env import under_torchrun, why_not_elsewhere
-from fedveil.training.engines.dual_clients import costs, dual_applies
+from fedveil.training.engines.dual import costs, dual_applies
+from fedveil.training.engines.example_gradients import ExampleWay, example_way
 from fedveil.training.engines.gradients import AutogradGradients, VmapGradients, why_not_vmap
-from fedveil.training.engines.isolated import Apart, Isolated
-from fedveil.training.engines.isolated_dual import LoneDual, lone_dual_applies
+from fedveil.training.engines.isolated import OneByOne, SideBySide
 from fedveil.training.engines.isolated_gradients import ApartGradients
-from fedveil.training.engines.isolated_mlp import LoneStack
-from fedveil.training.engines.isolated_moments import LoneMoments, lone_moments_apply
 from fedveil.training.engines.mlp import MlpGradients
-from fedveil.training.engines.mlp_engine import MlpEngine
+from fedveil.training.engines.moments import moments_apply
 from fedveil.training.engines.pieces import in_pieces
 from fedveil.training.engines.registry import OUTSIDE
 from fedveil.training.engines.shared_memory import bytes_to_copy
-from fedveil.training.engines.threads import Threaded
+from fedveil.training.engines.statistic import StatisticEngine
 
 ENGINES = ("auto", "algebra", "mlp", "generic", "sequential", "processes")
 
@@ -92,6 +90,8 @@ def choose(
             "training.batch_size: clipped examples are divided by it, so it must be set"
         )
     inner = _engine(job, "auto" if name == "processes" else name, device)
+    if inner.name == "statistic":
+        return Choice(inner.name, inner.reason)
     predicted = None
     if workload is not None:
         predicted = predict(job, workload).times(_share_left(job, device, inner.name))
@@ -148,6 +148,8 @@ def device_of(name: str | None) -> torch.device:
 
 def _engine(job: Job, name: str, device: torch.device) -> Choice:
     """Which engine trains clients inside a process."""
+    if job.pipeline.statistic is not None:
+        return Choice("statistic", "clients send a statistic of their records; nobody trains")
     if name != "auto":
         obstacle = supports(job, name, device)
         if obstacle is not None:
@@ -224,26 +226,21 @@ def _one_thread(inner: str, predicted: Prediction) -> bool:
 
 
 def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engine:
+    if name == "statistic":
+        return StatisticEngine(job)
     stack = _stack(job) if name in ("algebra", "mlp") else ""
     if not job.isolated:
         return _together(job, name, chunk, device, stack)
-    apart: Apart | None = None
-    if name == "algebra" and not isinstance(stack, str):
-        if lone_moments_apply(job, stack[0]):
-            apart = LoneMoments(job, stack[0])
-        elif lone_dual_applies(job, stack[0]):
-            apart = LoneDual(job, stack[0])
-    elif not isinstance(stack, str) and device.type == "cpu":
-        apart = LoneStack(job, stack)
+    together = job.rule.batch_rate is None  # secret batches go in pieces, client by client
+    if not isinstance(stack, str) and device.type == "cpu" and together:
+        return SideBySide(_together(job, name, chunk, device, stack))
     # What fails in `vmap` by its nature must not count as zero, example by example.
-    loop = job.rule.per_example and name == "sequential" and why_not_vmap(job) is not None
-    # Of a stack, gradients keep nothing from one call to the next; of a module, they may.
-    stateless = None if isinstance(stack, str) else ApartGradients(stack, job.federation.task)
+    way = example_way(job) if job.rule.per_example and name in ("sequential", "generic") else None
 
     def make(own: Job) -> Engine:
-        return _together(own, name, 1, device, stack, stateless, one_by_one=loop)
+        return _together(own, name, 1, device, stack, way)
 
-    return Isolated(job, name, make, device, apart)
+    return OneByOne(job, name, make, device)
 
 
 def _together(
@@ -252,28 +249,24 @@ def _together(
     chunk: int | None,
     device: torch.device,
     stack: Stack | str,
-    gradients_of_stack: ApartGradients | None = None,
-    one_by_one: bool = False,
+    way: ExampleWay | str | None = None,
 ) -> Engine:
-    """An engine whose clients train together, at most `chunk` of them."""
+    """Make an engine that trains clients together, at most `chunk` of them."""
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        gradients = in_pieces(
-            job, AutogradGradients(job, device, one_by_one=one_by_one), autograd=True
-        )
+        gradients = in_pieces(job, AutogradGradients(job, device, way=way), autograd=True)
         return RowEngine(name, job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         most = chunk or _chunk(job, batch, 100)
-        gradients = in_pieces(job, VmapGradients(job, device), autograd=True)
+        gradients = in_pieces(job, VmapGradients(job, device, way), autograd=True)
         return RowEngine(name, job, gradients, most, device, draws=True)
     if isinstance(stack, str):
         raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
-    by_hand = in_pieces(
-        job, gradients_of_stack or MlpGradients(stack, job.federation.task), autograd=False
-    )
+    kind = ApartGradients if job.isolated else MlpGradients
+    by_hand = in_pieces(job, kind(stack, job.federation.task), autograd=False)
     rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
     if name == "algebra":
         return AlgebraEngine(job, stack, rows)
@@ -303,6 +296,8 @@ def _why_not_algebra(job: Job, device: torch.device) -> str | None:
         return "algebra runs on the CPU"
     if job.federation.task is Task.MULTI_LABEL:
         return "it predicts several labels"
+    if job.rule.step is not None:
+        return f"its local step, {type(job.rule.step).__name__}, has code of its own"
     if not (dual_applies(job, stack) or moments_apply(job)):
         kind = "gradient noise" if job.rule.gradient_noise else "clipping gradients in L1"
         return f"{kind} leaves the span of a client's data"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
 from fedveil.data.unusable import without_unusable
 from fedveil.training.client.batches import client_sizes
-from fedveil.training.client.local_training import LocalTraining
+from fedveil.training.client.local_training import LocalStep, LocalTraining
 from fedveil.training.client.update_pipeline import (
     Block,
     TrainedClients,
@@ -65,10 +66,53 @@ class Job:
         settle(self, federation=federation)
 
     def shaped_by(self, pipeline: UpdatePipeline | None) -> Job:
-        """The same job with another shaping; None keeps its own."""
+        """Return the job with another update pipeline; None keeps its own."""
         if pipeline is None or pipeline is self.pipeline:
             return self
         return replace(self, pipeline=pipeline)
+
+
+class ClientStates:
+    """What a local step remembers of each client, and what it broadcast last.
+
+    A run has one from its first round to its last. It is kept in memory alone, for the states are
+    private and a run directory holds released values only.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, Tensor] = {}
+        self._broadcast: Tensor | None = None
+        self._round: int | None = None
+
+    def broadcast(self, step: LocalStep, weights: Tensor, round_number: int) -> Tensor | None:
+        """Return what the server sends beside the weights in this round, computed once."""
+        if self._round != round_number:
+            self._broadcast = step.broadcast(weights, self._broadcast)
+            self._round = round_number
+        return self._broadcast
+
+    def of(self, clients: Cohort, step: LocalStep, weights: Tensor) -> Tensor:
+        """Return the states of some clients, `[clients, ...]`."""
+        known = (self._states.get(client) for client in clients.tolist())
+        return torch.stack([step.initial(weights) if s is None else s for s in known])
+
+    def put(self, clients: Cohort, states: Tensor) -> None:
+        """Keep the states `[clients, ...]` of some clients."""
+        self._states.update(zip(clients.tolist(), states.clone(), strict=True))
+
+    def of_client(self, client: int) -> ClientStates:
+        """Return the states of a federation that holds this client alone, as its number 0."""
+        own = ClientStates()
+        own._broadcast, own._round = self._broadcast, self._round
+        if client in self._states:
+            own._states[0] = self._states[client]
+        return own
+
+    def take(self, client: int, own: ClientStates) -> None:
+        """Take over the state that a client has by now in a federation of its own."""
+        self._broadcast, self._round = own._broadcast, own._round
+        if 0 in own._states:
+            self._states[client] = own._states[0]
 
 
 @dataclass(frozen=True)
@@ -82,6 +126,7 @@ class RoundRequest:
         pipeline: The pipeline of this round, if it differs from the job's: clip and grid may change
             from round to round.
         rows: Whether every block must hold its clients' single updates, as a masked sum needs.
+        states: What the rule's local step remembers of clients; None lets all of them begin anew.
     """
 
     weights: Tensor
@@ -89,6 +134,7 @@ class RoundRequest:
     round_number: int
     pipeline: UpdatePipeline | None = None
     rows: bool = False
+    states: ClientStates | None = None
 
     def part(self, places: Cohort) -> RoundRequest:
         """Return a request restricted to the given positions in the cohort."""
@@ -115,6 +161,7 @@ class CohortTask(TrainedClients):
     """A request as an engine carries it out: with the engine's job, in the round's pipeline."""
 
     job: Job
+    states: ClientStates | None = None
 
     def part(self, where: Cohort) -> CohortTask:
         """Return the task of the clients at the given positions."""
@@ -160,6 +207,9 @@ def task_of(job: Job, request: RoundRequest) -> CohortTask:
     job = job.shaped_by(request.pipeline)
     if request.rows and job.pipeline.granularity is None:
         raise ValueError("single updates are formed on a grid only")
+    states = request.states
+    if job.rule.step is not None and states is None:
+        states = ClientStates()
     return CohortTask(
         request.cohort,
         client_sizes(job.federation, request.cohort),
@@ -167,6 +217,7 @@ def task_of(job: Job, request: RoundRequest) -> CohortTask:
         request.round_number,
         job.randomness,
         job,
+        states,
     )
 
 
@@ -239,3 +290,51 @@ class GroupedEngine(ABC):
 
     def close(self) -> None:  # noqa: B027, for most hold nothing
         """Nothing to release."""
+
+
+class threads_at:  # noqa: N801
+    """Compute with this many torch threads inside the block.
+
+    A class, because it is quicker than a generator, and rounds may take a quarter of a millisecond.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count, self._before = count, count
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        if self._before != self._count:
+            torch.set_num_threads(self._count)
+
+    def __exit__(self, *error: object) -> None:
+        if self._before != self._count:
+            torch.set_num_threads(self._before)
+
+
+def computed_in(
+    setting: Callable[[], AbstractContextManager[object]], blocks: Iterator[Block]
+) -> Iterator[Block]:
+    """Yield blocks, each computed inside a setting that whoever takes the block does not see."""
+    while True:
+        with setting():
+            block = next(blocks, None)
+        if block is None:
+            return
+        yield block
+
+
+class Threaded:
+    """Runs the rounds of an engine on a given number of threads."""
+
+    def __init__(self, engine: Engine, threads: int) -> None:
+        self.engine, self.threads = engine, threads
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    def updates(self, request: RoundRequest) -> Iterator[Block]:
+        return computed_in(lambda: threads_at(self.threads), self.engine.updates(request))
+
+    def close(self) -> None:
+        self.engine.close()

@@ -1,11 +1,11 @@
-"""Whether an engine computes what it must: for engines from outside the package, too.
+"""The contract suite: compares an engine, also one from outside the package, with the reference.
 
     from fedveil.training.engines.contract_suite import check_engine
     check_engine("mine")  # raises a ContractBroken that says where it differs
 
-Each made-up job is also run by the engine that trains one client after the other through autograd,
-which the package's own tests hold to a reference in double precision. The engine is run on jobs
-that it supports; one that supports none has nothing to show, and fails.
+Each made-up job is also run by the engine that trains one client after the other through autograd
+in the reference loop (`local_sgd`), which the package's own tests hold to a second implementation
+in double precision. The engine is run on the jobs that it supports; one that supports none fails.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import (
     GradientClip,
     LearningRate,
+    LocalStep,
     LocalTraining,
     Schedule,
 )
@@ -32,6 +33,17 @@ from fedveil.training.engines.choose import build_engine, supports
 from fedveil.training.engines.contract import Cohort, Engine, Job, RoundRequest, summed
 from fedveil.training.models.flat import flatten, layout_of
 from fedveil.training.models.structure import drawing_from
+
+
+class _DrawnBack(LocalStep):
+    """Draws clients to the shared weights, and to a tenth of them as their state."""
+
+    def initial(self, weights: Tensor) -> Tensor:
+        return 0.1 * weights
+
+    def correction(self, moved: Tensor, state: Tensor, broadcast: Tensor | None) -> Tensor:
+        return 0.5 * (moved - state)
+
 
 _SIZES = (7, 1, 12, 5, 5, 3)
 _RATE, _FALLING = LearningRate(0.2), LearningRate(0.2, Schedule.INVERSE, 3.0)
@@ -50,6 +62,7 @@ _RULES = {
     "momentum, penalty": LocalTraining(
         _RATE, steps=5, batch_size=4, momentum=0.5, penalty=1.0, penalty_radius=0.05
     ),
+    "local step": LocalTraining(_RATE, epochs=2, batch_size=4, step=_DrawnBack()),
     "clipped gradients": LocalTraining(_RATE, steps=3, gradient_clip=GradientClip(0.3)),
     "clipped examples, noise": LocalTraining(
         _RATE,
@@ -76,7 +89,14 @@ class ContractBroken(FedveilError):
 
 
 def check_engine(name: str) -> int:
-    """Hold the engine of this name to the contract; how many jobs it was run on."""
+    """Compare the engine of this name with the reference.
+
+    Returns:
+        The number of jobs that it was run on.
+
+    Raises:
+        ContractBroken: It gives other numbers than it must; the message says where.
+    """
     jobs = [(what, job) for what, job in contract_jobs() if supports(job, name) is None]
     if not jobs:
         raise ContractBroken(f"engine {name!r} supports none of the contract's jobs")
@@ -95,7 +115,7 @@ def check_engine(name: str) -> int:
 
 
 def contract_jobs() -> Iterator[tuple[str, Job]]:
-    """Every model with every rule and with every pipeline, and what it is called."""
+    """Yield jobs with every model, rule and pipeline, each with its name."""
     usual = [(rule, "clip") for rule in _RULES]
     usual += [("epochs of batches", pipeline) for pipeline in _PIPELINES if pipeline != "clip"]
     for model in _MODELS:

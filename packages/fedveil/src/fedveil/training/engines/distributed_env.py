@@ -19,7 +19,9 @@ def is_follower() -> bool:
 
 
 def why_not_elsewhere(job: Job) -> str | None:
-    """Why other processes cannot train this job's model; None if they can."""
+    """Return why other processes cannot train this job's model; None if they can."""
+    if job.rule.step is not None:
+        return "what its local step remembers of clients stays in one process"
     for child in job.module.modules():
         kind = type(child)
         if kind.__module__ == "__main__":

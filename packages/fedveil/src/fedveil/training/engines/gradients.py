@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -20,14 +20,18 @@ from fedveil.core.containment import contained
 from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.engines.contract import Job
+from fedveil.training.engines.example_gradients import (
+    ExampleGradients,
+    ExampleWay,
+    example_way,
+    first_line,
+    zeros_like,
+)
 from fedveil.training.engines.kernels import tuned
+from fedveil.training.engines.local_sgd import shorten
 from fedveil.training.engines.records import Batch
-from fedveil.training.engines.steps import shorten
 from fedveil.training.models.flat import flatten
 from fedveil.training.models.losses import example_losses
-from fedveil.training.models.tensors import as_tensor
-
-_VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64 MB
 
 
 class AutogradGradients:
@@ -38,10 +42,16 @@ class AutogradGradients:
         job: Job,
         device: torch.device,
         module: nn.Module | None = None,
-        one_by_one: bool = False,
+        way: ExampleWay | str | None = None,
     ) -> None:
-        """`module` stands in for the job's: parameters of the same names and sizes. `one_by_one`
-        computes gradients of single examples without `vmap`."""
+        """Take a job and a device, and if they are there a module and a way.
+
+        Args:
+            job: What is trained.
+            device: Where.
+            module: Stands in for the job's: parameters of the same names and sizes.
+            way: How gradients of single examples are computed, if `example_way` was asked.
+        """
         self._module = (tuned(job.module) if module is None else module).train().to(device)
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
         self._contained = contained if job.isolated else nullcontext
@@ -49,16 +59,13 @@ class AutogradGradients:
         self._parameters = [named[slot.name] for slot in job.layout]
         self._weights = [parameter.data for parameter in self._parameters]
         self._start: list[Tensor] = []  # where a client began, if it is drawn back there
-        # Neither these nor a loss of somebody's own need be fit for `vmap`.
-        recurrent = any(isinstance(one, nn.RNNBase) for one in job.module.modules())
-        alone = one_by_one or self._loss is not None or recurrent
-        self._per_example = ExampleLoop(self) if alone else VmapGradients(job, device)
+        self._clipped = _Clipped(job, device, way)
 
     def __call__(
         self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
         if clip is not None:
-            return self._per_example(weights, batch, clip, denominator)
+            return self._clipped(weights, batch, clip, denominator)
         self.begin(weights[0], 1)
         loss = self._backward(batch)
         gradient = torch.empty_like(weights)
@@ -123,91 +130,61 @@ class AutogradGradients:
 
 
 class VmapGradients:
-    """A chunk of clients at once, each with weights of its own, through `torch.func`.
+    """A chunk of clients at once, each with weights of its own, through `torch.func`."""
 
-    Clipped gradients of isolated clients are added up in double precision.
-    """
-
-    def __init__(self, job: Job, device: torch.device) -> None:
+    def __init__(self, job: Job, device: torch.device, way: ExampleWay | str | None = None) -> None:
         self._contained = contained if job.isolated else nullcontext
-        self._sums = torch.float64 if job.isolated else torch.float32
         self._module = copy.deepcopy(job.module).train().to(device)
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
         for parameter in self._module.parameters():
             parameter.requires_grad_(False)  # weights come as arguments, never from the module
         self._of_clients = vmap(grad_and_value(self._mean_loss), randomness="different")
-        of_examples = vmap(
-            grad_and_value(self._example_loss), in_dims=(None, 0, 0), randomness="different"
-        )
-        self._of_examples = vmap(of_examples, randomness="different")
-
-    def _losses(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = functional_call(self._module, self._layout.views(weights), (inputs,))
-        return example_losses(self._task, outputs, targets, self._loss)
+        self._clipped = _Clipped(job, device, way)
 
     def _mean_loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, share: Tensor) -> Tensor:
-        return (self._losses(weights, inputs, targets) * share).sum()
-
-    def _example_loss(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self._losses(weights, inputs[None], targets[None])[0]
+        outputs = functional_call(self._module, self._layout.views(weights), (inputs,))
+        losses = example_losses(self._task, outputs, targets, self._loss)
+        return (losses * share).sum()
 
     def __call__(
         self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
+        if clip is not None:
+            return self._clipped(weights, batch, clip, denominator)
         inputs, targets, mask = batch
         real = weights.new_ones(targets.shape[:2]) if mask is None else mask.to(weights.dtype)
         share = real / real.sum(dim=1, keepdim=True)
-        if clip is None:
-            return self._of_batches(weights, inputs, targets, share)
-        gradients = torch.zeros_like(weights, dtype=self._sums)
-        losses = weights.new_zeros(len(weights))
-        piece = max(1, _VALUES // weights.numel())
-        for begin in range(0, share.shape[1], piece):
-            part = slice(begin, begin + piece)
-            each, example = self._of_each(weights, inputs[:, part], targets[:, part])
-            shorten(each.view(-1, each.shape[-1]), Clip(clip.norm, clip.order))
-            wide = each.to(self._sums)
-            gradients += torch.einsum("cb,cbd->cd", real[:, part].to(self._sums), wide)
-            losses += (example * share[:, part]).sum(dim=1)
-        return gradients.div_(denominator).to(weights.dtype), losses
-
-    def _of_batches(
-        self, weights: Tensor, inputs: Tensor, targets: Tensor, share: Tensor
-    ) -> tuple[Tensor, Tensor]:
         with self._contained():
             gradients, losses = self._of_clients(weights, inputs, targets, share)
             return gradients, losses
         return torch.zeros_like(weights), weights.new_zeros(len(weights))
 
-    def _of_each(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients `[clients, batch, parameters]` and losses `[clients, batch]` of examples.
 
-        If an isolated client's batch raises, each of its examples is tried by itself, in a batch of
-        nothing but its copies. Those that raise give their places to copies of one that does not,
-        so that the others are computed in the same shape, bit for bit, and count as zero.
-        """
+class _Clipped:
+    """Means of clipped gradients, one client after the other; made ready when first asked."""
 
-        def found(examples: Tensor) -> tuple[Tensor, Tensor]:
-            x, y = (column.index_select(1, examples) for column in (inputs, targets))
-            each, losses = self._of_examples(weights, x, y)
-            return each, losses
+    def __init__(self, job: Job, device: torch.device, way: ExampleWay | str | None) -> None:
+        self._job, self._device, self._way = job, device, way
 
-        def works(example: int) -> bool:
-            with contained() as attempt:
-                found(torch.full_like(order, example))
-            return not attempt.failed
+    @cached_property
+    def _sums(self) -> ExampleGradients | ExampleLoop:
+        way = example_way(self._job) if self._way is None else self._way
+        if isinstance(way, str):
+            return ExampleLoop(AutogradGradients(self._job, self._device, way=way))
+        return ExampleGradients(self._job, self._device, way)
 
-        order = torch.arange(inputs.shape[1], device=inputs.device)
-        with self._contained():
-            return found(order)
-        good = torch.tensor([works(example) for example in order.tolist()], device=inputs.device)
-        with contained():
-            if bool(good.any()):
-                each, losses = found(torch.where(good, order, good.long().argmax()))
-                each[:, ~good], losses[:, ~good] = 0, 0
-                return each, losses
-        nothing = weights.new_zeros(*inputs.shape[:2], weights.shape[1])
-        return nothing, nothing[..., 0]
+    def __call__(
+        self, weights: Tensor, batch: Batch, clip: GradientClip, denominator: float
+    ) -> tuple[Tensor, Tensor]:
+        gradients, losses = torch.empty_like(weights), weights.new_zeros(len(weights))
+        for client, (inputs, targets) in enumerate(zip(*batch[:2], strict=True)):
+            if batch[2] is not None:
+                real = batch[2][client]
+                inputs, targets = inputs[real], targets[real]
+            total, each = self._sums(weights[client], inputs, targets, clip)
+            torch.div(total, denominator, out=gradients[client])
+            losses[client] = each.sum() / max(1, len(each))
+        return gradients, losses
 
 
 class ExampleLoop:
@@ -217,19 +194,17 @@ class ExampleLoop:
         self._gradients = gradients
 
     def __call__(
-        self, weights: Tensor, batch: Batch, clip: GradientClip, denominator: float
+        self, weights: Tensor, inputs: Tensor, targets: Tensor, clip: GradientClip
     ) -> tuple[Tensor, Tensor]:
-        inputs, targets, mask = batch
-        real = range(inputs.shape[1]) if mask is None else torch.nonzero(mask[0])[:, 0].tolist()
-        total, losses = torch.zeros_like(weights, dtype=torch.float64), weights.new_zeros(1)
-        for example in real:
-            one = slice(example, example + 1)
-            alone = inputs[:, one], targets[:, one], None
-            gradient, loss = self._gradients(weights, alone, None, 0.0)
+        """Compute the sum of clipped gradients and losses, as `ExampleGradients` does."""
+        total = torch.zeros_like(weights, dtype=torch.float64)
+        losses = weights.new_zeros(len(inputs))
+        for place, (x, y) in enumerate(zip(inputs, targets, strict=True)):
+            one = x[None, None], y[None, None], None
+            gradient, losses[place : place + 1] = self._gradients(weights[None], one, None, 0.0)
             shorten(gradient, Clip(clip.norm, clip.order))
-            total += gradient
-            losses += loss
-        return total.div_(denominator).to(weights.dtype), losses / max(1, len(real))
+            total += gradient[0]
+        return total, losses
 
 
 def why_not_vmap(job: Job) -> str | None:
@@ -237,19 +212,15 @@ def why_not_vmap(job: Job) -> str | None:
     for name, child in job.module.named_modules():
         if isinstance(child, nn.RNNBase):
             return f"torch cannot batch layer {name} ({type(child).__name__}) over clients"
-    federation = job.federation
-    # Zeros: nobody's record decides which engine trains the others.
-    example = federation.model_inputs(np.zeros_like(federation.train.inputs[:1]))
-    inputs = as_tensor(example)[None].repeat_interleave(2, 0)
-    target = as_tensor(np.zeros_like(federation.train.targets[:1]))
-    targets = target[None].repeat_interleave(2, 0)
+    if job.rule.per_example:
+        way = example_way(job)
+        return way if isinstance(way, str) else None
+    inputs, targets = (column[None].repeat_interleave(2, 0) for column in zeros_like(job, 1))
     # As in a simulation, where what raises is seen.
     gradients = VmapGradients(replace(job, isolated=False), torch.device("cpu"))
-    clip = job.rule.gradient_clip if job.rule.per_example else None
     try:
         with torch.random.fork_rng(devices=[]):
-            gradients(flatten(job.module).repeat(2, 1), (inputs, targets, None), clip, 1.0)
+            gradients(flatten(job.module).repeat(2, 1), (inputs, targets, None), None, 1.0)
     except Exception as error:  # whatever a user's module may raise under vmap
-        first = str(error).strip().splitlines()
-        return f"torch.func cannot batch the model: {first[0] if first else type(error).__name__}"
+        return f"torch.func cannot batch the model: {first_line(error)}"
     return None

@@ -24,7 +24,7 @@ from fedveil.privacy.clipping import Clip, clip_factors
 from fedveil.privacy.elementwise import tree_sum
 from fedveil.training.client.local_training import GradientClip
 from fedveil.training.engines.affine import Affine, Stack
-from fedveil.training.engines.isolated_softmax import softmax
+from fedveil.training.engines.isolated_arithmetic import softmax
 from fedveil.training.engines.records import Batch
 
 _ROOMS = 4  # shapes whose memory is kept: of whole batches, of the last ones, of all records

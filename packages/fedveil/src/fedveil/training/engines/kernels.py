@@ -42,7 +42,7 @@ _LAYERS = (
 def tuned(module: nn.Module) -> nn.Module:
     """A copy of the module, in its fastest form if that is known to be safe."""
     module = copy.deepcopy(module)
-    if not _known(module):
+    if not is_known(module):
         return module
     module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for parent in module.modules():
@@ -54,7 +54,7 @@ def tuned(module: nn.Module) -> nn.Module:
     return module
 
 
-def _known(module: nn.Module) -> bool:
+def is_known(module: nn.Module) -> bool:
     """Whether this is a convolutional network of known layers, all trained, each used once."""
     children = list(module.modules())
     sequence = nn.Sequential.forward

@@ -20,8 +20,8 @@ from fedveil.data.federation import Task
 from fedveil.data.unusable import no_target
 from fedveil.training.client.local_training import GradientClip
 from fedveil.training.engines.contract import Job
+from fedveil.training.engines.local_sgd import Gradients
 from fedveil.training.engines.records import Batch
-from fedveil.training.engines.steps import Gradients
 from fedveil.training.models.check import token_limit
 from fedveil.training.models.flat import flatten
 

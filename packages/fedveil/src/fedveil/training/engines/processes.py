@@ -15,12 +15,19 @@ from fedveil.data.assignment import client_words
 from fedveil.data.federation import Federation
 from fedveil.training.client.batches import client_sizes, step_counts
 from fedveil.training.client.update_pipeline import Block
-from fedveil.training.engines.contract import Cohort, Engine, Job, RoundRequest, summed
+from fedveil.training.engines.contract import (
+    Cohort,
+    Engine,
+    Job,
+    RoundRequest,
+    computed_in,
+    summed,
+    threads_at,
+)
 from fedveil.training.engines.distributed_env import under_torchrun
 from fedveil.training.engines.process_group import Group, Workers, torchrun_group
 from fedveil.training.engines.registry import OUTSIDE
 from fedveil.training.engines.shared_memory import SharedFederation, share
-from fedveil.training.engines.threads import computed_in, threads_at
 
 _MANY = 2_000  # clients above which dealing in turn is as even as choosing the least loaded
 

@@ -1,0 +1,1 @@
+"""The papers' convergence bounds, with their errors mended, and what they say about a run."""

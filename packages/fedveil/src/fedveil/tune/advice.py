@@ -1,0 +1,357 @@
+"""From a recipe to a search, and to its answer: what to run, what to expect of it, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Trust, Unit
+from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.planning.plan import Plan
+from fedveil.planning.recipe import Recipe
+from fedveil.tune.feasible import about, remaining
+from fedveil.tune.proxy import proxy_of
+from fedveil.tune.space import space_of
+from fedveil.tune.trials import Candidate, ProxyTrials, Trial, recipe_with_settings
+from fedveil.tune.tuner import Expected, Tuner
+
+EFFORT = 25_000.0  # of a plan: about a quarter of a minute
+PILOT = 100_000.0  # of a pilot: about a minute
+_LEAST_TRIALS = 60  # of the recipe's own settings that the effort must allow for
+_LOSS_TOLERANCE, _ACCURACY_TOLERANCE = 0.05, 0.01  # within which a cheaper choice is as good
+_LEARNT = 0.02  # of the trivial answer's error must be gone before anything counts as learnt
+_QUIETER = (2, 4, 8, 16, 32, 64)  # times as many clients to try
+
+
+def prepare(
+    recipe: Recipe,
+    *,
+    proxy: str | None = None,
+    records: int | None = None,
+    max_steps: int | None = None,
+    spent_epsilon: float = 0.0,
+    spent_delta: float = 0.0,
+    effort: float = EFFORT,
+    seconds: float = math.inf,
+    seed: int = 0,
+) -> Tuner:
+    """Prepare a search for the settings of a recipe.
+
+    Args:
+        recipe: With a budget.
+        proxy: Public source, public file or `synthetic`. By default the recipe's own source if it
+            has one, and made-up data for a file, which counts as private.
+        records: Records of a client, if publicly known.
+        max_steps: Largest total of local steps; by default the recipe's own.
+        spent_epsilon: What earlier runs on the same clients have used up.
+        spent_delta: The same for delta.
+        effort: Limit of the work, in about milliseconds.
+        seconds: Time after which the search ends with what it has.
+        seed: Public seed of the search.
+
+    Raises:
+        ConfigError: There is no budget, or it cannot work with any settings.
+    """
+    if recipe.privacy.epsilon is None:
+        raise ConfigError("privacy.epsilon: set the budget to plan for")
+    federation = federation_of(recipe.data)
+    real = plan_of(recipe, federation)
+    if real.guarantee is not None and (spent_epsilon or spent_delta):
+        left = remaining(recipe.privacy.epsilon, real.guarantee.delta, spent_epsilon, spent_delta)
+        recipe = replace(recipe, privacy=replace(recipe.privacy, epsilon=left[0], delta=left[1]))
+        real = plan_of(recipe, federation)
+    public = proxy_of(recipe, proxy, federation, records)
+    sizes = sizes_looked_at(recipe, real, records)
+    trials = ProxyTrials(recipe, real, replace(public, looked_at=(*public.looked_at, *sizes)))
+    space = space_of(trials, local_steps_of(recipe, real, records), max_steps)
+    check_hope(trials, space.base, space.most_steps)
+    budget = recipe.privacy.epsilon or 0.0
+    # Large models are tried with fewer clients, and with more effort only where that is not enough.
+    whole = trials.cost(Trial(space.base, budget, 1.0, 0))
+    share = min(1.0, effort / _LEAST_TRIALS / whole)
+    least = trials.cost(Trial(space.base, budget, share, 0))
+    effort = max(effort, _LEAST_TRIALS / 2 * least)
+    return Tuner([trials], space, budget, effort, seconds, share=share, seed=seed)
+
+
+def check_hope(trials: ProxyTrials, base: Candidate, most_steps: int) -> None:
+    """Refuse a budget under which every single weight drowns, however the updates agree.
+
+    Clients that all send the same update of full norm C move the model by at most rounds * C; the
+    noise on each weight has std sqrt(rounds) * z * C / cohort (LOCAL: over sqrt(cohort)). If that
+    is more, for a single round and for as many as there may be, nothing can be learnt.
+
+    Raises:
+        ConfigError: The budget cannot work.
+    """
+    privacy_model = trials.real.privacy_model
+    if privacy_model is None or privacy_model.unit is not Unit.CLIENT or trials.real.method.voting:
+        return
+    cohort = trials.real.sampling.expected_cohort
+    alone = privacy_model.trust is Trust.LOCAL
+    best = 0.0
+    for rounds in sorted({1, base.rounds, most_steps}):
+        recipe = recipe_with_settings(trials.recipe, replace(base, rounds=rounds))
+        seen = math.sqrt(cohort) if alone else cohort
+        best = max(best, seen * math.sqrt(rounds) / trials.noise(recipe))
+    if best < 1:
+        needed = math.ceil(trials.everyone * best ** (-2 if alone else -1))
+        raise ConfigError(
+            f"privacy.epsilon {trials.recipe.privacy.epsilon:g}: this budget cannot work; the "
+            f"noise on every weight is {1 / best:.3g} times what all clients together can move it, "
+            f"however many rounds; it takes {about(needed)} clients (now {trials.everyone}) "
+            "at the same rate, or a larger epsilon"
+        )
+
+
+def local_steps_of(recipe: Recipe, plan: Plan, records: int | None = None) -> int:
+    """Return the local steps of a round.
+
+    Args:
+        recipe: The recipe.
+        plan: The recipe's plan.
+        records: Records of a client, which epochs over batches depend on. Of a public source the
+            average is known; of a file it is private and must be given.
+
+    Raises:
+        ConfigError: The number is private and was not given.
+    """
+    local = plan.method.local
+    if local.steps is not None:
+        return local.steps
+    epochs = local.epochs or 1
+    if local.batch_size is None:
+        return epochs
+    return epochs * max(1, math.ceil(records_of(recipe, plan, records) / local.batch_size))
+
+
+def sizes_looked_at(recipe: Recipe, plan: Plan, records: int | None = None) -> tuple[str, ...]:
+    """Return the recipe's own source if `local_steps_of` takes its clients' sizes from it."""
+    local = plan.method.local
+    sized = local.steps is None and local.batch_size is not None and records is None
+    return (recipe.data.source,) if sized and recipe.data.file is None else ()
+
+
+def records_of(recipe: Recipe, plan: Plan, records: int | None = None) -> int:
+    """Return a client's records: as given, or the average of a public source.
+
+    Raises:
+        ConfigError: The number is private and was not given.
+    """
+    if records is not None:
+        return records
+    if recipe.data.file is not None:
+        raise ConfigError(
+            "--records: how many records a client has is private, and the number of steps of an "
+            "epoch depends on it; give a number known from elsewhere, or set training.local_steps"
+        )
+    return round(len(plan.federation.train) / plan.federation.clients)
+
+
+@dataclass(frozen=True)
+class Option:
+    """Settings worth running, what to expect of them, and why."""
+
+    name: str
+    candidate: Candidate
+    epsilon: float
+    uploads: int
+    expected: Expected
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {
+            "name": self.name,
+            "epsilon": self.epsilon,
+            **self.candidate.to_dict(),
+            "total_steps": self.candidate.total_steps,
+            "uploads": self.uploads,
+            "expected": vars(self.expected),
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer of a search.
+
+    Attributes:
+        options: Recommended settings first, then the recipe's own, more private and cheaper ones.
+        trivial: Error of the best answer that looks at no input.
+        warnings: What the user must know before running it.
+        notes: What the answer rests on.
+        proxy: Name of the public data.
+        looked_at: Data that the settings depend on, for `privacy.tuned_on`.
+        trials: How many simulated runs there were.
+        work: Local steps of all clients in all of them.
+        seconds: How long it took.
+        interrupted: Whether it was ended by Ctrl-C.
+    """
+
+    options: tuple[Option, ...]
+    trivial: float
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    proxy: str
+    looked_at: tuple[str, ...]
+    trials: int
+    work: int
+    seconds: float
+    interrupted: bool
+
+    @property
+    def recommended(self) -> Option:
+        """Return the first option."""
+        return self.options[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {**vars(self), "options": [option.to_dict() for option in self.options]}
+
+
+def recipe_of_option(recipe: Recipe, option: Option) -> Recipe:
+    """Return the recipe with an option's settings and budget, ready to run."""
+    chosen = recipe_with_settings(recipe, option.candidate)
+    return replace(chosen, privacy=replace(chosen.privacy, epsilon=option.epsilon))
+
+
+def advise(tuner: Tuner) -> Advice:
+    """Search, and find alternatives as far as the limits allow.
+
+    Raises:
+        ConfigError: The search was ended before its first result.
+    """
+    chosen, proxy = tuner.run(), tuner.trials.proxy
+    expected = tuner.expected(chosen)
+    if expected is None:
+        raise ConfigError("the search was stopped before its first result; give it more --time")
+    settings = len({trial.candidate for _, trial in tuner.outcomes})
+    reason = f"the best of {settings} settings tried on {proxy.source}"
+    recommended = _option(tuner, "recommended", chosen, expected, reason)
+    trivial = tuner.trials.trivial()
+    warnings = tuple(_warnings(tuner, recommended, trivial))  # before anything less urgent
+    found = (recommended, _own(tuner, recommended), *_alternatives(tuner, recommended))
+    return Advice(
+        tuple(option for option in found if option is not None),
+        trivial,
+        warnings,
+        proxy.notes,
+        proxy.source,
+        proxy.looked_at,
+        len(tuner.outcomes),
+        sum(outcome.work for outcome in tuner.outcomes.values()),
+        tuner.elapsed,
+        tuner.interrupted,
+    )
+
+
+def _option(
+    tuner: Tuner,
+    name: str,
+    candidate: Candidate,
+    expected: Expected,
+    reason: str,
+    epsilon: float | None = None,
+) -> Option:
+    budget = tuner.epsilon if epsilon is None else epsilon
+    return Option(name, candidate, budget, _uploads(tuner, candidate), expected, reason)
+
+
+def _own(tuner: Tuner, recommended: Option) -> Option | None:
+    """Return the recipe's own settings, unless they are the recommended ones."""
+    base = tuner.space.candidate(tuner.space.start)
+    if base == recommended.candidate or (expected := tuner.expected(base)) is None:
+        return None
+    return _option(tuner, "as it stands", base, expected, "the recipe's own settings")
+
+
+def _alternatives(tuner: Tuner, recommended: Option) -> Iterable[Option | None]:
+    """Yield half of the budget, and the fewest uploads at about the same result."""
+    best, epsilon = recommended.candidate, recommended.epsilon / 2
+    shorter = replace(best, rounds=max(1, best.rounds // 2))
+    calmer = replace(best, learning_rate=best.learning_rate / 2)
+    reached = _reached(tuner, (best, shorter, calmer), epsilon)
+    if reached:
+        private = min(reached, key=lambda c: reached[c].error)
+        cost = _difference(reached[private], recommended.expected)
+        reason = f"half of the budget, at the price of {cost}"
+        yield _option(tuner, "more private", private, reached[private], reason, epsilon)
+    fewer = []
+    for part in (2, 4):
+        rounds = max(1, best.rounds // part)
+        fewer += [replace(best, rounds=rounds, local_steps=best.local_steps * part)]
+        fewer += [replace(best, rounds=rounds)]
+        if best.cohort is not None and best.cohort >= part:
+            fewer.append(replace(best, cohort=best.cohort // part))
+    most = recommended.uploads
+    reached = _reached(tuner, [c for c in fewer if _uploads(tuner, c) < most], recommended.epsilon)
+    if reached:
+        limit = _as_good(recommended.expected)
+        alike = [c for c in reached if reached[c].error <= limit] or list(reached)
+        cheap = min(alike, key=lambda c: (reached[c].error > limit, _uploads(tuner, c)))
+        if reached[cheap].error > limit:
+            cheap = min(reached, key=lambda c: reached[c].error)
+        saved = f"{most / _uploads(tuner, cheap):.3g} times fewer uploads"
+        cost = _difference(reached[cheap], recommended.expected)
+        reason = f"{saved}, at the price of {cost}"
+        yield _option(tuner, "cheaper", cheap, reached[cheap], reason)
+
+
+def _reached(
+    tuner: Tuner, candidates: Iterable[Candidate], epsilon: float
+) -> dict[Candidate, Expected]:
+    found = {c: tuner.expected(c, epsilon=epsilon) for c in dict.fromkeys(candidates)}
+    return {c: expected for c, expected in found.items() if expected is not None}
+
+
+def _warnings(tuner: Tuner, recommended: Option, trivial: float) -> Iterable[str]:
+    expected = recommended.expected
+    if not expected.fresh or expected.runs == 1:
+        yield "there was no time to confirm the choice; what is expected of it is a rough guess"
+    doubt = 2 * expected.error_spread / math.sqrt(expected.runs) if expected.runs > 1 else 0.0
+    if expected.error + doubt < (1 - _LEARNT) * trivial:
+        return
+    told = "cannot be told from" if expected.error < trivial else "is no better than"
+    what = "loss" if expected.accuracy is None else "share of wrong answers"
+    yield (
+        f"the model does not learn under this noise: its {what} {expected.error:.3g} {told} the "
+        f"{trivial:.3g} of an answer that looks at no input; "
+        f"{_clients_needed(tuner, recommended.candidate, trivial)}"
+    )
+
+
+def _clients_needed(tuner: Tuner, candidate: Candidate, trivial: float) -> str:
+    """Try more clients at the same rate, which divide the noise on the average."""
+    trust = getattr(tuner.trials.real.privacy_model, "trust", None)
+    for times in _QUIETER:
+        quiet = 1 / math.sqrt(times) if trust is Trust.LOCAL else 1 / times
+        reached = tuner.expected(candidate, noise=quiet)
+        if reached is None:
+            return "more clients, a larger epsilon or a smaller model are needed"
+        if reached.error < (1 - 10 * _LEARNT) * trivial:
+            needed = about(times * tuner.trials.everyone)
+            return f"with {needed} clients at the same rate it would reach {reached.error:.3g}"
+    return f"not even {_QUIETER[-1]} times as many clients help: change the model or its rates"
+
+
+def _as_good(best: Expected) -> float:
+    """Return the error up to which a cheaper choice counts as equally good."""
+    if best.accuracy is not None:
+        return best.error + _ACCURACY_TOLERANCE
+    return best.error * (1 + _LOSS_TOLERANCE)
+
+
+def _uploads(tuner: Tuner, candidate: Candidate) -> int:
+    return candidate.uploads(tuner.trials.everyone)
+
+
+def _difference(new: Expected, old: Expected) -> str:
+    if new.error <= old.error:
+        return "nothing that could be measured"
+    if new.accuracy is not None and old.accuracy is not None:
+        return f"{100 * (old.accuracy - new.accuracy):.1f} points of accuracy"
+    return f"{100 * (new.loss / old.loss - 1):.0f} % more loss"
