@@ -74,6 +74,13 @@ DATA = {
 CASES: dict[str, dict[str, Any]] = {
     "noise shares, rotated": {},
     "noise shares": {"training__method": "dp-fedavg", "privacy__trust": "distributed"},
+    "secret coins": {"training__sampling": "secret-poisson", "training__rate": 0.4},
+    "secret coins, BLUR and LUS": {
+        "training__method": "bounded-sparse",
+        "training__sampling": "secret-poisson",
+        "training__rate": 0.7,
+        "privacy__trust": "distributed",
+    },
     "a hub that does not lie": {"aggregation__sparse": True, "aggregation__honest_server": True},
     "a network": {"model__name": "mlp", "model__hidden": [5]},
     "a tracked clip": {"privacy__clip_quantile": 0.5, "privacy__clip_noise": 0.5},

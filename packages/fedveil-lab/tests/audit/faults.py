@@ -27,7 +27,7 @@ from fedveil.privacy import accounting
 from fedveil.privacy.clipping import clip_factors, row_norms
 from fedveil.privacy.noise import correlated
 from fedveil.privacy.noise.modular_grid import NoisyIntegers
-from fedveil.privacy.sampling import FixedSize, Poisson
+from fedveil.privacy.sampling import FixedSize, Poisson, SecretPoisson
 from fedveil.privacy.secure_sums.aggregation import COUNT
 from fedveil.run import checkpoint
 from fedveil.run import round as round_
@@ -88,6 +88,12 @@ CASES: dict[str, dict[str, Any]] = {
         "privacy.colluders": 2,
         "privacy.noise_multiplier": 6.0,
         "aggregation.sparse": True,
+    },
+    "distributed, secret coins": {
+        "training.sampling": "secret-poisson",
+        "training.rate": 0.1,
+        "privacy.trust": "distributed",
+        "privacy.noise_multiplier": 0.7,
     },
     "votes": _VOTES,
     "votes, replaced": _VOTES | {"privacy.adjacency": "replace", "privacy.trust": "central"},
@@ -185,6 +191,10 @@ def _fixed_size() -> Patch:
         return fixed.draw(round_number, stream, present)
 
     return Poisson, "draw", draw
+
+
+def _coins_say_yes() -> Patch:
+    return SecretPoisson, "coin", lambda self, randomness, number, client: True
 
 
 def _lost_shares() -> Patch:
@@ -325,6 +335,9 @@ FAULTS: dict[str, Fault] = {
         "record, alone", lambda: (_halved(local_sgd, "protect_sum"),)
     ),
     "two of three shares lost": Fault("distributed", lambda: (_lost_shares(),), 8000),
+    "secret coins that always say yes": Fault(
+        "distributed, secret coins", lambda: (_coins_say_yes(),)
+    ),
     "replace accounted as zero-out": Fault(
         "central, replace", lambda: (_half_sensitivity(),), 8000
     ),

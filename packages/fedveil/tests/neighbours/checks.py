@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from fedveil.core.units import Adjacency, Unit
-from fedveil.privacy.accountants.discrete_sums import DiscreteSumStep
+from fedveil.privacy.accountants.discrete_sums import DiscreteSumStep, PoissonDiscreteStep
 from fedveil.privacy.accountants.laplace import LaplaceStep
 from fedveil.privacy.accountants.steps import Step
 from fedveil.privacy.contract import Mechanism
@@ -171,6 +171,10 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
                 if distance is not None:
                     times = _times(privacy_model, change)
                     yield from _by_itself(distance, step, times, privacy_model.colluders, where)
+        elif isinstance(steps[0], PoissonDiscreteStep):  # shares in both, on one secret coin
+            there, known = [it for it in moved if it is not None], privacy_model.colluders
+            parts = [it.l2 / math.sqrt(it.draw.shares - known) for it in there]
+            yield from _within(math.hypot(*parts), steps[0].ratio, where)
         else:  # one Gaussian for updates and count together
             spent = math.hypot(*(distance.l2 for distance in moved if distance is not None))
             allowed = _times(privacy_model, change) * _allowed(releases[0], steps[0])

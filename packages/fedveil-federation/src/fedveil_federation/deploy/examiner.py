@@ -12,6 +12,8 @@ from fedveil.data.federation import Federation
 from fedveil.methods.recipes.sections import ModelSection
 from fedveil.planning.limits import taken_from_records
 from fedveil.planning.plan import Plan
+from fedveil.planning.resolve import own_scale
+from fedveil.privacy.budgets import scaled_guarantee
 from fedveil.privacy.guarantee import Guarantee
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.plan_document import PlanDocument, parameters, planned
@@ -48,8 +50,8 @@ class Examiner:
             model = self._at_home(document.parsed().model)
             work = Counting(document, scoring, model, self._number, self._data, self._randomness)
         else:
-            plan = self._planned(document)
-            work = Training(document, plan, self._number, self._data, self._randomness)
+            plan, scale = self._planned(document)
+            work = Training(document, plan, self._number, self._data, self._randomness, scale)
         self._check_lifetime(work)
         return work, roster
 
@@ -79,7 +81,8 @@ class Examiner:
             raise ConfigError(f"plan: key cards of {len(roster)} sites, need all")
         return roster
 
-    def _planned(self, document: PlanDocument) -> Plan:
+    def _planned(self, document: PlanDocument) -> tuple[Plan, float]:
+        """The plan, and the share of its clip that this site keeps to."""
         recipe, federation = document.parsed(), document.facts.federation()
         name = recipe.model.name
         if name == "auto":
@@ -89,12 +92,19 @@ class Examiner:
         guarantee, model = plan.guarantee, plan.privacy_model
         if guarantee is None or model is None:
             raise PrivacyRefusal("the plan guarantees nothing", "ask with a private method")
-        self._policy.check(guarantee, model, plan.secure_sums)
         self._check_stated(document, guarantee)
+        scale, budget = 1.0, self._policy.budget
+        if budget.scale and guarantee.epsilon > budget.epsilon:
+            # From public numbers alone, and before the first round.
+            scale = own_scale(plan.private_noise, budget.epsilon, model, guarantee.delta)
+            guarantee = scaled_guarantee(
+                guarantee.releases, scale, privacy_model=model, delta=guarantee.delta
+            )
+        self._policy.check(guarantee, model, plan.secure_sums)
         self._check_size(document, model.unit)
         turns = [n for n in range(plan.method.rounds) if self._number in (scheduled(plan, n) or ())]
         self._policy.check_turns(turns)
-        return plan
+        return plan, scale
 
     def _at_home(self, model: ModelSection) -> ModelSection:
         """A model that starts from a file, with this site's path of it."""
@@ -138,7 +148,7 @@ class Examiner:
         left = work.participations - taken
         if left > 0:
             model = next(iter(work.terms.values())).privacy_model
-            releases = (one.release for one in work.terms.values())
+            releases = (work.charged(one).release for one in work.terms.values())
             rest = [replace(one, rounds=left, participations=left) for one in releases]
             self._store.ledger.afford(rest, model)
 

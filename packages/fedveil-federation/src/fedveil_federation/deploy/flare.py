@@ -3,8 +3,8 @@
 FLARE's own client and server programs are not started. Above the transport they register handlers
 for administration, jobs, files and shells, forward messages between sites and listen on loopback,
 and they ask for authorization only where the *sender* says so. `FlareLink` uses the layer below:
-gRPC streams with mutual TLS, names bound to certificates, heartbeats and reconnection. It registers one
-receiver, for one application number, so every other message finds nobody:
+gRPC streams with mutual TLS, names bound to certificates, heartbeats and reconnection. It registers
+one receiver, for one application number, so every other message finds nobody:
 
 * a site connects to the hub and listens nowhere; it takes requests from the hub's endpoint alone;
 * the hub takes answers from the federation's sites to requests that are waiting, and forwards

@@ -264,7 +264,12 @@ class Guard(Responder):
         sums = run.work.sums
         if sums is not None and run.participant is None:
             run.participant = Participant(
-                self.keys, run.roster, sums.params, self.members.hub, self.store
+                self.keys,
+                run.roster,
+                sums.params,
+                self.members.hub,
+                self.store,
+                charged=run.work.charged,
             )
         if self._approvals is not None and not run.begun:
             self._approvals.use(run.work.document.to_bytes(), run.work.document.digest)
@@ -391,7 +396,7 @@ class Guard(Responder):
         """Charge a round without a secure sum to the ledger; the reservation's number."""
         self._enter(run, number)
         own = derive.digest(b"members", derive.id_bytes(self.number))
-        at, terms = run.work.document.first_round + number, run.work.terms[UPDATE]
+        at, terms = run.work.document.first_round + number, run.work.charged(run.work.terms[UPDATE])
         claim = Claim(self.members.secagg_name, at, UPDATE, own, Limits().round_step, terms)
         paid = self.store.claim(claim)
         self._note_round(run, number)

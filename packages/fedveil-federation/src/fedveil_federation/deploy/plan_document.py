@@ -201,6 +201,15 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
         raise ConfigError("privacy.trusted_parts: sites trust fedveil's own parts only; remove it")
     if noise.count is not None and sums is None:
         raise ConfigError("privacy.clip_quantile: sites follow a tracked clip under masked sums")
+    if noise.count is not None and plan.sampling.coin_rate < 1:
+        raise ConfigError(
+            "privacy.clip_quantile: sites pay for each sum, and under secret coins a count and an "
+            "update are one event. Leave it out."
+        )
+    if plan.scales is not None:
+        raise ConfigError(
+            "privacy.budgets: each site keeps its own. Set [budget] scale = true in its policy."
+        )
     if plan.method.voting is not None or plan.pipeline.statistic is not None:
         raise ConfigError(f"training.method: sites send updates alone, not {plan.method.name}")
     if sums is None and not noise.single_uploads:

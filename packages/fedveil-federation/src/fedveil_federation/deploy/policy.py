@@ -3,6 +3,7 @@
 [budget]            # of one run
 epsilon = 2.0
 delta = 1e-5
+scale = false       # clip this site's updates to less where a run costs more, instead of refusing
 
 [lifetime]          # of all runs together; it can be lowered later, not raised
 epsilon = 10.0
@@ -61,6 +62,7 @@ from fedveil_federation.deploy.facts import MAX_PLAN
 class BudgetPolicy:
     epsilon: float
     delta: float = 1e-5
+    scale: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0 and 0 <= self.delta < 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -15,6 +16,7 @@ from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.planning.plan import Plan
+from fedveil.privacy.budgets import scaled_releases
 from fedveil.privacy.secure_sums.aggregation import COUNT, SecureSums
 from fedveil.run.run import job_of
 from fedveil.run.sums import update_sum
@@ -24,6 +26,8 @@ from fedveil.training.engines.isolated import isolated_federation
 from fedveil_federation.deploy.envelope import BadFrame, Message
 from fedveil_federation.deploy.plan_document import PlanDocument, seen, terms_at
 from fedveil_federation.secagg.privacy_terms import PrivacyTerms
+
+_log = logging.getLogger(__name__)
 
 
 class Shared(Protocol):
@@ -62,6 +66,10 @@ class Work(ABC):
         """What that sum must state that taking part costs."""
         return self.terms[request.text("purpose")]
 
+    def charged(self, stated: PrivacyTerms) -> PrivacyTerms:
+        """What a sum that states this costs the owner of this site."""
+        return stated
+
     @abstractmethod
     def row(self, request: Message) -> Ints:
         """What this site adds to it, without noise."""
@@ -80,7 +88,13 @@ class Work(ABC):
 
 
 class Training(Work):
-    """Trains on the site's rows as a simulation would."""
+    """Trains on the site's rows as a simulation would.
+
+    Where the plan has secret coins, the site tosses its own once a round. It trains whatever the
+    coin says, and throws the update away if that is no; training that fails adds zero. So neither
+    the time it takes nor a failure tells the coin. `scale` is the share of the clip that the site
+    keeps to, by its owner's policy, so that its own epsilon fits; nobody is told.
+    """
 
     def __init__(
         self,
@@ -89,6 +103,7 @@ class Training(Work):
         number: int,
         data: Federation,
         randomness: Randomness,
+        scale: float = 1.0,
     ) -> None:
         rounds = plan.method.rounds
         counted = plan.releases(rounds)[0].counted_participations
@@ -98,6 +113,8 @@ class Training(Work):
         if plan.federation.featurizer is None:  # features take their time: in the first round
             _ = self._engine
         self._norms: torch.Tensor | None = None  # of this round's update, [1]
+        self._scale = scale
+        self._coin = -1, True  # the round that it was tossed for, and what it said
 
     @cached_property
     def _engine(self) -> Engine:
@@ -116,6 +133,12 @@ class Training(Work):
         if request.text("purpose") == COUNT:
             return super().stated(request)
         return terms_at(self.terms, self._updates(request))
+
+    def charged(self, stated: PrivacyTerms) -> PrivacyTerms:
+        if self._scale == 1:
+            return stated
+        (own,) = scaled_releases([stated.release], self._scale)
+        return replace(stated, release=own)
 
     def row(self, request: Message) -> Ints:
         updates = self._updates(request)
@@ -169,12 +192,22 @@ class Training(Work):
         Whatever they are, what leaves is clipped and noisy.
         """
         weights = weights_of(data, self.plan.layout.size)
-        alone = np.zeros(1, np.int64)
-        request = RoundRequest(weights, alone, updates.round_number, updates.pipeline)
-        (own,) = self._engine.updates(request)
+        alone, shape = np.zeros(1, np.int64), updates.pipeline.scaled(self._scale)
+        number, sampling = updates.round_number, self.plan.sampling
+        request = RoundRequest(weights, alone, number, shape)
+        if self._coin[0] != number:  # one coin for whatever the round asks, and none for the next
+            self._coin = number, sampling.coin(self._randomness, number, self._number)
+        nothing = np.zeros(updates.width, np.int64)
+        try:
+            (own,) = self._engine.updates(request)
+        except Exception:
+            if sampling.coin_rate == 1:
+                raise
+            _log.exception("training failed: this site adds its noise share alone")
+            return nothing
         self._norms = own.norms
         row: Ints = own.total.numpy()
-        return row
+        return row if self._coin[1] else nothing
 
 
 @lru_cache(maxsize=2)  # for all runs of a site

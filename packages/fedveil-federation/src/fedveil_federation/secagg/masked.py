@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedveil.core.arrays import Ints
 from fedveil.privacy.secure_sums.aggregation import SecureSums
@@ -62,6 +63,13 @@ class _Masked(OpenSum):
                 sent = self._summands.upload(int(client), row)
             self._begun.add(int(client), sent)
         self._seen.add(block)
+
+    def add_nothing(self, places: Ints) -> None:
+        """Mask the noise shares alone, drawn as those of everybody else are."""
+        nothing = torch.zeros(1, self._summands.width, dtype=torch.int64)
+        none = torch.zeros(1)
+        for place in places:
+            self.add(Block(np.array([place]), nothing, none, none, none))
 
     def release(self) -> Tensor:
         return self._summands.decode(self._begun.finish().total)

@@ -41,6 +41,7 @@ class Participant:
     `server` is the server's Ed25519 public key (32 bytes). Seeds are remembered by the pair's key
     cards, so a renewed key, on either side, makes a new seed and the old one is dropped; at most
     `remembered` of them are kept. `limits` are the device's own, besides those of the terms.
+    `charged` turns what a round states into what it costs this device, if that is less.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Participant:
         journal: Journal,
         remembered: int = 1 << 14,
         limits: Limits | None = None,
+        charged: Callable[[PrivacyTerms], PrivacyTerms] = lambda stated: stated,
     ) -> None:
         if not keys.federation == roster.federation == params.federation:
             raise ConfigError(
@@ -64,7 +66,7 @@ class Participant:
         self.limits = params.limits if limits is None else limits
         self._lock = threading.RLock()
         self._server = Ed25519PublicKey.from_public_bytes(server)
-        self._journal = journal
+        self._journal, self._charged = journal, charged
         self._remembered = remembered
         self._ratchets: dict[int, tuple[bytes, Ratchet]] = {}  # neighbour -> its card, the ratchet
         self._round = -1  # the last one joined, and its open plans
@@ -215,7 +217,8 @@ class Participant:
             )
             turned = {n: self._turned(enrolled(n), plan.round_number, enrolled) for n in near}
             handshake = session.begin(plan.exchange, digest, own)
-            reservation = self._journal.claim(self._claim(plan, terms))
+            cost = None if terms is None else self._charged(terms)
+            reservation = self._journal.claim(self._claim(plan, cost))
             self.roster.enrol(list(fresh.values()))
             if plan.round_number > self._round:
                 self._round, self._open = plan.round_number, {}

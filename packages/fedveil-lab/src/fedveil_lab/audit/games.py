@@ -33,7 +33,7 @@ from fedveil.privacy.clipping import Clip
 from fedveil.privacy.correlated import ONE, CorrelatedGaussian
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.noise.correlated import NoiseMemory
-from fedveil.privacy.sampling import FixedSize, Poisson
+from fedveil.privacy.sampling import FixedSize, Poisson, takes_part
 from fedveil.privacy.secure_sums.aggregation import COUNT
 from fedveil.run.sums import update_sum
 from fedveil.training.client.local_training import GradientClip, LocalTraining
@@ -144,7 +144,7 @@ class ClientGame:
         # Two ballots differ by no more than sqrt(2) of their length, half of it to either side.
         replaced = plan.method.voting is not None and at.other == -1
         self._ballots = math.sqrt(0.5) if replaced else 1.0
-        self._share = 1.0 if shares is None else shares / plan.sampling.expected_cohort
+        self._share = 1.0 if shares is None else shares / takes_part(plan.sampling).expected_cohort
         self._lengths: dict[tuple[object, ...], float] = {}
         self.not_tried: tuple[str, ...] = at.noise.not_audited
         if at.noise.count is not None:
@@ -152,7 +152,8 @@ class ClientGame:
 
     def views(self, seed: int, there: Bools) -> Iterator[View]:
         """Play one game for each entry of `there`; what is seen, round by round."""
-        drawn = self._draw(seed, len(there)) if self._at.release.amplified else None
+        coins = self._at.release.amplified or self._at.plan.sampling.coin_rate < 1
+        drawn = self._draw(seed, len(there)) if coins else None
         for turn, number in enumerate(self._at.numbers):
             for one in self._sums(number, (-1) ** turn):
                 yield self._view(seed, there, number, one, drawn)
@@ -271,6 +272,9 @@ class ClientGame:
             for number in at.numbers:
                 stream = randomness.stream("cohort", number)
                 cohort = sampling.draw(number, stream, at.plan.federation.clients)
+                if sampling.coin_rate < 1:
+                    tossed = [sampling.coin(randomness, number, int(one)) for one in cohort]
+                    cohort = cohort[tossed]
                 included[game, number] = (cohort == at.canary).any()
                 others[game, number] = len(cohort) - included[game, number]
         return included, others

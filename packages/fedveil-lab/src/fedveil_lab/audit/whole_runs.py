@@ -49,7 +49,9 @@ class WholeRuns:
         seen = [self._played(seed * 2**20 + game, bool(it)) for game, it in enumerate(there)]
         clip = (at.plan.pipeline.clip or at.context.clip).norm
         laplace = isinstance(at.release.mechanism, Laplace)
-        rate = sampling.expected_cohort / at.context.clients if at.release.amplified else 1.0
+        rate = sampling.coin_rate
+        if at.release.amplified:
+            rate = sampling.expected_cohort / at.context.clients
         noise = at.context.noise_multiplier * clip
         for column in np.array(seen).T:
             yield View(column, clip, at.other * clip, noise, laplace, rate)

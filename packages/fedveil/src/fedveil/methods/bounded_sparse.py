@@ -12,7 +12,8 @@ BLUR is a soft penalty and LUS depends on the data: both act before the clip, an
 the guarantee, which is DP-FedAvg's. Corrections: noise covers all coordinates and no mask is ever
 sent; the denominator is p N, not the realised |P_t|, which would betray itself; noise is added by a
 trusted aggregator (Poisson cohorts, amplified) or split into shares under a secure sum (scheduled
-cohorts, no amplification): the paper's mix of both is covered by neither proof. gamma of Lemma 2 is
+cohorts, no amplification). The paper's mix of both, Algorithm 1, holds if the agents toss the coins
+in secret and all of them add a share (`training.sampling = "secret-poisson"`). gamma of Lemma 2 is
 prod_{j > q} (1 - lambda eta [|w_j - w_t| > S]), which is what the steps compute.
 """
 

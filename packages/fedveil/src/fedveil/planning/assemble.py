@@ -258,6 +258,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         declared=declared,
         unprotected=unprotected,
         trusted_parts=recipe.privacy.trusted_parts,
+        budgets=recipe.privacy.budgets,
     )
 
 

@@ -1,4 +1,4 @@
-"""What each client's own participation costs it (Hu's epsilon_i).
+"""What each client's own participation costs it (Hu's epsilon_i), a budget of its own included.
 
 Where cohorts come from a schedule that does not depend on data and nobody claims credit for a
 secret sample, counts are public and every client may be told its own epsilon. The headline stays
@@ -46,13 +46,15 @@ def participations(plan: Plan, rounds: int | None = None) -> Participations:
     uses = plan.noise.record_uses()
     if uses is None:
         uses = np.zeros_like(counts)
-    # Clients that came equally often and touch their records equally often pay the same.
-    groups, place = np.unique(np.stack([counts, uses]), axis=1, return_inverse=True)
-    costs = [_cost(plan, int(count), int(use)) for count, use in groups.T]
+    scales = np.ones(len(counts)) if plan.scales is None else np.array(plan.scales)
+    # Clients that came equally often, touch their records equally often and keep to the same clip
+    # pay the same.
+    groups, place = np.unique(np.stack([counts, uses, scales]), axis=1, return_inverse=True)
+    costs = [_cost(plan, int(count), int(use), float(scale)) for count, use, scale in groups.T]
     return Participations(counts, np.array(costs)[place.reshape(-1)])
 
 
-def _cost(plan: Plan, count: int, uses: int) -> float:
+def _cost(plan: Plan, count: int, uses: int, scale: float) -> float:
     if plan.privacy_model is None or plan.guarantee is None:
         return 0.0
     bought = plan.federation.bought
@@ -63,5 +65,7 @@ def _cost(plan: Plan, count: int, uses: int) -> float:
         mechanism = release.mechanism
         if isinstance(mechanism, NoisyGradients | GridGradients):
             mechanism = replace(mechanism, record_uses=uses)
+        if scale < 1:
+            mechanism = mechanism.scaled(scale)
         releases.append(Release(mechanism, Everyone(), count, release.uses))
     return account(releases, privacy_model=plan.privacy_model, delta=plan.guarantee.delta).epsilon

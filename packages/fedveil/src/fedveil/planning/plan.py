@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -27,10 +28,12 @@ from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.methods.parts.preflight import check_every_round
 from fedveil.planning import limits
 from fedveil.planning.resolve import (
+    check_scalable,
     check_sums,
     chosen_sums,
     distillation,
     noise_of,
+    own_scales,
     pipeline_of,
     sampling_of,
     usual_noise,
@@ -41,6 +44,7 @@ from fedveil.privacy.accounting import (
     account,
     default_delta,
 )
+from fedveil.privacy.budgets import scaled_guarantee
 from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
@@ -121,6 +125,8 @@ class Plan(Displayed):
         declared: What else the guarantee takes to be public, a sentence each.
         unprotected: What else was taken from the protected data, a sentence each.
         trusted_parts: Classes of others, "package.module:Class", that the guarantee may rest on.
+        scales: The share of the clip that each client keeps to by a budget of its own,
+            `[clients]`; None: all keep to the whole clip.
     """
 
     method: Method
@@ -136,6 +142,7 @@ class Plan(Displayed):
     unprotected: tuple[str, ...] = ()
     trusted_parts: tuple[str, ...] = ()
     tried: tuple[object, ...] = field(default=(), repr=False, compare=False)  # parts and choices
+    scales: tuple[float, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -164,6 +171,11 @@ class Plan(Displayed):
             sums = chosen_sums(self.method, self.federation, self.secure_sums, same_method=known)
             settle(self, secure_sums=sums)
         noise = self.private_noise
+        if self.scales is not None:
+            check_scalable(noise)
+            fit = all(0 < number_of("scales", one) <= 1 for one in self.scales)
+            if len(self.scales) != self.federation.clients or not fit:
+                raise ConfigError("scales: need a number above 0 and at most 1 for every client")
         check_sums(noise, promised=self.seed is None)
         choices = (self.noise_multiplier, self.arithmetic, self.secure_sums)
         if not known or self.tried[len(parts) :] != choices:
@@ -248,7 +260,11 @@ class Plan(Displayed):
         if self.noise is None:
             return None
         said = self.declared, self.unprotected, self.trusted_parts
-        return _privacy_model(self.method, self.noise, self.seed, *said)
+        model = _privacy_model(self.method, self.noise, self.seed, *said)
+        if self.scales is None or self.delta is None:
+            return model
+        own = _own_budgets(self.noise, self.scales, model, self.delta)
+        return replace(model, declared=(*model.declared, *own))
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
@@ -334,6 +350,7 @@ def plan(
     declared: Sequence[str] = (),
     unprotected: Sequence[str] = (),
     trusted_parts: Sequence[str] = (),
+    budgets: Mapping[str, float] | None = None,
 ) -> Plan:
     """Resolve a method against data, a model and a budget.
 
@@ -342,7 +359,9 @@ def plan(
     idealised (faster) with a seed. Sentences: `declared` says what else the guarantee takes to be
     public; `unprotected` what was taken from the protected data by other ways, so that nothing is
     certified. `trusted_parts` names classes of others, as "package.module:Class", whose proofs you
-    vouch for: a method with other parts that are not fedveil's is not certified.
+    vouch for: a method with other parts that are not fedveil's is not certified. `budgets` are
+    epsilons of single clients below the run's, by name (by number where the data name nobody): each
+    of them clips its updates to as much less as its own epsilon needs.
 
     >>> import fedveil as fv
     >>> digits = fv.load("digits", clients=100)
@@ -364,7 +383,7 @@ def plan(
     check_model(model, federation, protected=seed is None and placement is not None)
     check_loss(method.local.loss, model, federation, method.local.batch_size)
     if placement is None:
-        if budget is not None:
+        if budget is not None or budgets:
             raise PrivacyRefusal(
                 f"method {method.name!r} adds no noise, so no epsilon can be promised",
                 "choose a private method such as dp-fedavg, or leave privacy.epsilon out",
@@ -388,7 +407,8 @@ def plan(
     choices = multiplier, noise.facts.arithmetic, noise.facts.secure
     check_every_round(method, noise.scaled(multiplier))
     tried = (method, federation, model, *choices)
-    made = Plan(method, federation, model, start, seed, *choices, delta, *said, tried)
+    scales = own_scales(noise.scaled(multiplier), budgets or {}, privacy_model, delta)
+    made = Plan(method, federation, model, start, seed, *choices, delta, *said, tried, scales)
     if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
         raise RuntimeError("a plan with noise has a guarantee")
     return made
@@ -440,6 +460,27 @@ def _privacy_model(
         declared=(*limits.declared(facts, model.unit, model.trust), *trusted, *declared),
         not_covered=limits.not_covered(facts, model.trust),
     )
+
+
+def _own_budgets(
+    noise: NoisePlacement, scales: Sequence[float], model: PrivacyModel, delta: float
+) -> Iterator[str]:
+    """Yield a sentence for each group of clients with a budget of their own."""
+    bought = noise.facts.federation.bought
+    for scale, clients in sorted(Counter(scales).items()):
+        if scale < 1:
+            own = scaled_guarantee(
+                noise.releases(noise.facts.rounds),
+                scale,
+                privacy_model=model,
+                delta=delta,
+                in_full=() if bought is None else bought.releases,
+            )
+            yield (
+                f"Budgets of their own were set without looking at data: for {clients} of "
+                f"{len(scales)} clients, which clip to {at_most(scale)} of the clip, epsilon is "
+                f"{at_most(own.epsilon)}. Averages lean towards clients with larger budgets."
+            )
 
 
 def _releases(noise: NoisePlacement, rounds: int) -> tuple[Release, ...]:

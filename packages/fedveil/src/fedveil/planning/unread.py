@@ -20,7 +20,9 @@ from fedveil.planning.recipe import with_defaults
 SECTIONS = ("training", "privacy", "aggregation", "server", "voting")
 _OF_THE_PLAN = {f"training.{name}" for name in ("method", "class_weights", "batches", "batch_rate")}
 _OF_THE_BUDGET = {f"privacy.{name}" for name in ("epsilon", "delta", "noise_multiplier")}
-_OF_THE_BUDGET |= {f"privacy.{name}" for name in ("arithmetic", "tuned_on", "trusted_parts")}
+_OF_THE_BUDGET |= {
+    f"privacy.{name}" for name in ("arithmetic", "budgets", "tuned_on", "trusted_parts")
+}
 # Words that exist to be refused with a reason where there is noise; nothing implements them.
 _OF_NOBODY = ("training.upload", "server.smoothing_place")
 # Keys that describe a table or pictures, and mean nothing for a named source.

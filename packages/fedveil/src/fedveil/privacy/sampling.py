@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from fedveil.core.arguments import check_fields, count, described, fraction, natural, optional
 from fedveil.core.errors import ConfigError
-from fedveil.core.randomness import Stream, Words
+from fedveil.core.randomness import Randomness, Stream, Words
 from fedveil.core.registry import Registry
 
 Ids = npt.NDArray[np.int64]
@@ -39,6 +39,15 @@ class _Sampler:
     def separation(self) -> int:
         """Rounds from one turn of a client to its next, at least."""
         return 1
+
+    @property
+    def coin_rate(self) -> float:
+        """Probability with which a client that takes part adds an update."""
+        return 1.0
+
+    def coin(self, randomness: Randomness, round_number: int, client: int) -> bool:
+        """Return whether a client that takes part in a round adds an update."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -81,10 +90,7 @@ class Poisson(_Sampler):
         clients = _present(_needed(self.clients, "Poisson"), present)
         if self.rate == 1:
             return np.arange(clients, dtype=np.int64)
-        # A word is below floor(rate * 2^64) with a probability of at most rate, and exactly rate
-        # from 2^-11 upwards (the float then has no bits below 2^-64).
-        threshold = np.uint64(int(self.rate * 2.0**64))
-        return np.flatnonzero(stream.words(clients) < threshold)
+        return np.flatnonzero(stream.words(clients) < _threshold(self.rate))
 
     @property
     def expected_cohort(self) -> float:
@@ -178,6 +184,51 @@ class Everyone(_Sampler):
 
 
 @dataclass(frozen=True)
+class SecretPoisson(_Sampler):
+    """All clients take part in every round; each adds an update by a secret coin of its own.
+
+    A client whose coin says no adds zero, with its noise share, under a secure sum: nobody else can
+    tell the two apart. Who takes part is public and never amplifies, so a release is of
+    `takes_part(sampling)`; the credit for the coins belongs to its mechanism, `PoissonSampled`.
+
+    >>> coins = SecretPoisson(0.05, clients=1000)
+    >>> coins.expected_cohort, len(coins.draw(0))
+    (50.0, 1000)
+    """
+
+    rate: float
+    clients: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, rate=fraction, clients=count)
+
+    def draw(
+        self, round_number: int, stream: Stream | None = None, present: int | None = None
+    ) -> Ids:
+        """The ids 0 .. clients - 1: everybody takes part."""
+        _all_present(self.clients, present)
+        return np.arange(self.clients, dtype=np.int64)
+
+    @property
+    def expected_cohort(self) -> float:
+        """How many updates are expected in a sum: a public number, whatever the coins say."""
+        return self.rate * self.clients
+
+    @property
+    def coin_rate(self) -> float:
+        return self.rate
+
+    def coin(self, randomness: Randomness, round_number: int, client: int) -> bool:
+        """Return whether a client adds an update in a round.
+
+        Each client and each round has a coin of its own. Without a seed every call tosses it anew:
+        whoever calls keeps the answer for the round.
+        """
+        word = randomness.stream("coin", round_number, client).words(1)
+        return self.rate == 1 or bool(word[0] < _threshold(self.rate))
+
+
+@dataclass(frozen=True)
 class Balanced(_OfCohorts):
     """A shuffled schedule in which participation counts never differ by more than one.
 
@@ -217,7 +268,7 @@ class Balanced(_OfCohorts):
         return int(gaps.min(initial=self.rounds))
 
 
-Sampling = Poisson | FixedSize | CappedPoisson | RoundRobin | Everyone | Balanced
+Sampling = Poisson | FixedSize | CappedPoisson | RoundRobin | Everyone | Balanced | SecretPoisson
 
 # By the name in `training.sampling`. A sampler of others is a frozen dataclass derived from
 # `RoundRobin`, made from `clients` and `cohort`: a public schedule, for which no credit is claimed.
@@ -262,6 +313,11 @@ def sampling_from_dict(document: Mapping[str, Any]) -> Sampling:
     """The sampler that `sampling_to_dict` described."""
     sampling: Sampling = described(document, SAMPLERS, "sampling")
     return sampling
+
+
+def takes_part(sampling: Sampling) -> Sampling:
+    """Return who takes part in public: with secret coins, everyone."""
+    return Everyone(sampling.clients) if isinstance(sampling, SecretPoisson) else sampling
 
 
 def random_subset(population: int, size: int, stream: Stream) -> Ids:
@@ -319,6 +375,14 @@ def _schedule(plan: Balanced) -> Ids:
     schedule = np.sort(slots.reshape(plan.rounds, plan.cohort), axis=1)
     schedule.setflags(write=False)
     return schedule
+
+
+def _threshold(rate: float) -> np.uint64:
+    """Return the bound that a uniform word is below with a probability of at most a rate below 1.
+
+    The probability is exactly the rate from 2^-11 upwards: the float has no bits below 2^-64 then.
+    """
+    return np.uint64(int(rate * 2.0**64))
 
 
 def _needed(clients: int | None, who: str) -> int:

@@ -143,9 +143,10 @@ def _counted(guarantee: Guarantee) -> str:
 def _release_text(release: Release) -> str:
     sampling, rounds = release.sampling, _many(release.rounds, "round")
     if not release.amplified:
+        credit = "" if release.mechanism.secret_coins else ", no credit for sampling"
         how = (
             f"{_many(release.counted_participations, 'participation')} of one client in {rounds} "
-            f"({sampling_kind(sampling)}, no credit for sampling)"
+            f"({sampling_kind(sampling)}{credit})"
         )
     elif isinstance(sampling, FixedSize):
         how = f"{rounds} of {sampling.cohort} out of {sampling.clients} clients"

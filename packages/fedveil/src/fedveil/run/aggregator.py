@@ -94,10 +94,13 @@ class OpenSum(ABC):
         clients: The members of the cohort that have not dropped out. After `release`, those whose
             updates are in the sum.
         rows: Whether blocks must hold single updates.
+        elsewhere: Whether clients are on other machines, where each tosses its own coin and scales
+            its own clip.
     """
 
     clients: Ints
     rows: bool = False
+    elsewhere: bool = False
 
     @property
     @abstractmethod
@@ -107,6 +110,10 @@ class OpenSum(ABC):
     @abstractmethod
     def add(self, block: Block) -> None:
         """Add the updates of some clients; `block.places` are positions in `clients`."""
+
+    @abstractmethod
+    def add_nothing(self, places: Ints) -> None:
+        """Add zero for the clients at these positions: they send their noise shares alone."""
 
     @abstractmethod
     def release(self) -> Tensor:
@@ -195,6 +202,9 @@ class _InTheOpen(OpenSum):
 
     def add(self, block: Block) -> None:
         self._sum.add(block)
+
+    def add_nothing(self, places: Ints) -> None:
+        """Noise goes into the whole sum, with a share of every client."""
 
     def release(self) -> Tensor:
         if self._stands_for is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from fedveil.privacy.secure_sums.errors import NotReleased
 from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.round_report import RoundDropouts, RoundReport
-from fedveil.run.sums import divisor, next_clip, noise_deviation, update_sum
+from fedveil.run.sums import Senders, divisor, next_clip, noise_deviation, update_sum
 from fedveil.training.engines.contract import RoundRequest
 from fedveil.training.server.optimizers import State
 
@@ -42,16 +42,19 @@ def play_round(run: Run, last: bool) -> RoundReport:
     dropouts = run.aggregator.dropouts(cohort, run.randomness, number)
     try:
         total = run.aggregator.open(updates, cohort, dropouts)
+        senders = Senders.of(plan, total, run.randomness, number)
         request = RoundRequest(
             state.weights, total.clients, number, updates.pipeline, total.rows, run.client_states
         )
         with run.aggregator.watch.phase("train"):
-            for block in run.engine.updates(request):
-                total.add(block)
+            for places, part in senders.parts(request):
+                for block in run.engine.updates(part):
+                    total.add(block.at(places))
+        total.add_nothing(senders.idle)
         private = total.release()
         clients = total.clients  # who is in the sum: across machines some are lost on the way
         clip_state, figures = next_clip(
-            plan, updates, total.statistics, run.aggregator, dropouts, clients, state.optimizer
+            plan, updates, total, run.aggregator, dropouts, senders, state.optimizer
         )
     except NotReleased as refusal:
         # No sum: the weights stay; the round's number and its reservation are used up.
@@ -72,4 +75,4 @@ def play_round(run: Run, last: bool) -> RoundReport:
 
     run.store(Checkpoint(number + 1, weights, {**optimizer, **smoothed, **clip_state}), last)
     came = None if run.aggregator.sums is None else RoundDropouts(len(cohort), len(clients))
-    return run.report(total.statistics, figures, came, last, began)
+    return run.report(senders.statistics(total), figures, came, last, began)

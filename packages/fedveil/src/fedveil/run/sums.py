@@ -2,19 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from fedveil.core.randomness import Randomness
 from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.secure_sums.dropouts import Dropouts
-from fedveil.run.aggregator import Aggregator
+from fedveil.run.aggregator import Aggregator, OpenSum
 from fedveil.training.client.batches import client_sizes
 from fedveil.training.client.update_pipeline import Block, UpdatePipeline
-from fedveil.training.engines.contract import Cohort
+from fedveil.training.engines.contract import Cohort, RoundRequest
 from fedveil.training.server.optimizers import State
+
+
+@dataclass(frozen=True)
+class Senders:
+    """The clients of a sum: which of them add an update, and to which clip.
+
+    Attributes:
+        add: Whether each adds an update, `[clients]`; a client whose secret coin said no does not.
+        scales: The clip of each as a share of the round's clip, `[clients]`.
+    """
+
+    add: npt.NDArray[np.bool_]
+    scales: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, plan: Plan, total: OpenSum, randomness: Randomness, number: int) -> Senders:
+        """Toss the coins of a sum's clients, each its own; those elsewhere toss theirs there."""
+        clients, sampling = total.clients, plan.sampling
+        add, scales = np.ones(len(clients), np.bool_), np.ones(len(clients))
+        if not total.elsewhere and sampling.coin_rate < 1:
+            add[:] = [sampling.coin(randomness, number, int(client)) for client in clients]
+        if not total.elsewhere and plan.scales is not None:
+            scales = np.array(plan.scales)[clients]
+        return cls(add, scales)
+
+    @property
+    def idle(self) -> Cohort:
+        """Positions of the clients that add no update."""
+        return np.flatnonzero(~self.add)
+
+    def parts(self, request: RoundRequest) -> Iterator[tuple[Cohort, RoundRequest]]:
+        """Yield the request's clients by their clips, with their positions in the request."""
+        for scale in np.unique(self.scales):
+            places = np.flatnonzero(self.add & (self.scales == scale))
+            shape = None if request.pipeline is None else request.pipeline.scaled(float(scale))
+            if len(places):
+                yield places, replace(request.part(places), pipeline=shape)
+
+    def statistics(self, total: OpenSum) -> Block | None:
+        """Return norms and losses of the clients that add an update, for simulations."""
+        found = total.statistics
+        if found is None or self.add.all():
+            return found
+        here = torch.from_numpy(self.add)
+        each = found.norms[here], found.shaped_norms[here], found.losses[here]
+        return Block(np.arange(len(each[0])), found.updates, *each, found.rejected)
 
 
 def pipeline_in(plan: Plan, number: int, state: State) -> UpdatePipeline:
@@ -51,11 +101,14 @@ def divisor(plan: Plan, pipeline: UpdatePipeline, clients: Cohort) -> float:
     """Return what an average divides by.
 
     A private method takes the public expected cohort, never the realised one; under a secure sum
-    the survivors, whose number is no secret there: no credit is claimed for a secret cohort.
+    the survivors, whose number is no secret there: no credit is claimed for a secret cohort. Where
+    clients toss secret coins, their rate times the survivors, whatever the coins said.
     """
     if plan.noise is None:
         return max(float(pipeline.weights(client_sizes(plan.federation, clients)).sum()), 1e-30)
-    return plan.sampling.expected_cohort if plan.secure_sums is None else len(clients)
+    if plan.secure_sums is None:
+        return plan.sampling.expected_cohort
+    return plan.sampling.coin_rate * len(clients)
 
 
 def noise_deviation(updates: RoundNoise, clients: int, divisor: float) -> float | None:
@@ -69,25 +122,30 @@ def noise_deviation(updates: RoundNoise, clients: int, divisor: float) -> float 
 def next_clip(
     plan: Plan,
     updates: RoundNoise,
-    statistics: Block | None,
+    total: OpenSum,
     aggregator: Aggregator,
     dropouts: Dropouts,
-    clients: Cohort,
+    senders: Senders,
     state: State,
 ) -> tuple[State, Mapping[str, float]]:
     """Return a tracked clip's next state and released figures; nothing if it is not tracked.
 
     Every client's bit, whether its norm was within the clip, goes into a noisy sum of its own over
-    the same cohort. Without `statistics`, clients work their bits out themselves.
+    the same cohort; a client that adds no update adds no bit. Clients whose norms are not known
+    here work their bits out themselves.
     """
-    count, noise = updates.count, updates.noise
+    count, noise, statistics = updates.count, updates.noise, total.statistics
     if count is None or noise is None:
         return {}, {}
     rule, clip = noise.facts.rule, updates.clip
     opened = aggregator.open(count, updates.cohort, dropouts)
     if statistics is not None:
-        halves = rule.halves(count, clip, statistics.norms)
+        here, kind = torch.from_numpy(senders.add), torch.int64 if count.integer else torch.float64
+        halves = torch.zeros(len(here), count.width, dtype=kind)
+        if here.any():
+            halves[here] = rule.halves(count, clip, statistics.norms[here])
         opened.add(replace(statistics, updates=halves))
     counted = float(opened.release())
-    moved, share = rule.follow(counted, divisor(plan, count.pipeline, clients), clip, state)
+    expected = divisor(plan, count.pipeline, total.clients)
+    moved, share = rule.follow(counted, expected, clip, state)
     return moved, {"clip_norm": clip.norm, "below_clip": share}

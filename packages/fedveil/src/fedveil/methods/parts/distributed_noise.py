@@ -28,6 +28,7 @@ from fedveil.privacy.noise.modular_grid import (
     NoisyVectors,
     proportional,
 )
+from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.training.client.rotation import Rotation
 from fedveil.training.client.update_pipeline import UpdatePipeline
 
@@ -40,9 +41,13 @@ class DistributedNoise(NoisePlacement):
 
     On integers (exact arithmetic, or a `rotation`) the shares are discrete Gaussians, the sum is
     taken modulo 2^bits, and the guarantee is that of a sum of discrete Gaussians. Otherwise shares
-    are continuous, which no secure sum can add: idealised. Sampling gives no credit, for the
-    server sees the cohort. Colluders and missing clients take their shares with them.
+    are continuous, which no secure sum can add: idealised. A cohort that the server draws gives no
+    credit, for it sees the cohort. Secret coins of the clients (`SecretPoisson`) do: everybody adds
+    a share, and no sum tells who added an update as well. Colluders and missing clients take their
+    shares with them.
     """
+
+    secret_coins = True
 
     rotation: Rotation | None = None
     bits: int | None = None  # of a rotated sum in the first round; None: as few as it takes
@@ -59,6 +64,11 @@ class DistributedNoise(NoisePlacement):
         return Drawn.IN_SHARES
 
     def mechanism(self) -> Mechanism:
+        rate, noise = self.facts.sampling.coin_rate, self._noise()
+        return PoissonSampled(rate, (noise,)) if rate < 1 else noise
+
+    def _noise(self) -> Mechanism:
+        """Return the noise towards a client whose update is in the sum."""
         facts = self.facts
         summands = self._summands(facts.clip)
         if not self._discrete:
@@ -136,6 +146,6 @@ class _InOneDraw(DistributedNoise):
     """The continuous shares of all clients add up to a Gaussian."""
 
     def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
-        scale = at.scale * math.sqrt(len(at.cohort) / self.facts.sampling.expected_cohort)
+        scale = at.scale * math.sqrt(len(at.cohort) / self.facts.cohort_size)
         draw = np.random.default_rng(at.stream().words(4))
         return drawn_once(at, total, scale * draw.standard_normal(len(total)))

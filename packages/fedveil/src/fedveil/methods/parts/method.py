@@ -26,6 +26,7 @@ from fedveil.privacy.sampling import (
     Poisson,
     RoundRobin,
     Sampling,
+    SecretPoisson,
     public_schedule,
 )
 from fedveil.privacy.secure_sums.aggregation import Aggregation
@@ -40,8 +41,9 @@ class Scheme(StrEnum):
 
     `POISSON`: each independently, with the same probability. `FIXED`: a random set of fixed size.
     `EVERYONE`: all clients. `ROUND_ROBIN`: in turn. `BALANCED`: a random public schedule in which
-    all take part equally often. `CAPPED`: Poisson, cut to a random subset of `cap`. Only secret
-    random cohorts (Poisson, fixed, capped) lower epsilon.
+    all take part equally often. `CAPPED`: Poisson, cut to a random subset of `cap`.
+    `SECRET_POISSON`: all upload under a secure sum, and each adds an update by a secret coin of its
+    own. Only secret random cohorts (Poisson, fixed, capped) and secret coins lower epsilon.
     """
 
     POISSON = "poisson"  # every client by its own coin
@@ -50,6 +52,7 @@ class Scheme(StrEnum):
     EVERYONE = "everyone"
     BALANCED = "balanced"  # random, everybody equally often
     CAPPED = "capped-poisson"  # Poisson, a random subset if more than `cap` came
+    SECRET_POISSON = "secret-poisson"  # all upload; each trains by its own secret coin
 
 
 def _scheme(key: str, value: str) -> Scheme | str:
@@ -116,6 +119,8 @@ class CohortRule:
         rate = self.rate if self.rate is not None else size / clients
         if self.scheme is Scheme.POISSON:
             return Poisson(rate, clients)
+        if self.scheme is Scheme.SECRET_POISSON:
+            return SecretPoisson(rate, clients)
         if self.scheme is Scheme.CAPPED:
             return CappedPoisson(clients, rate, self.cap or clients)
         if self.scheme is Scheme.FIXED:
@@ -183,6 +188,13 @@ class Method(Displayed):
             raise ConfigError(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
             raise ConfigError("server.smoothing: votes have no neighbours to be smoothed with")
+        coins = self.placement is not None and self.placement.secret_coins
+        if self.cohort.scheme is Scheme.SECRET_POISSON and not coins:
+            raise PrivacyRefusal(
+                f"secret coins with method {self.name!r} and this trust: they stay secret only "
+                "where clients add noise shares to clipped updates under a secure sum",
+                "set privacy.trust to distributed, or training.sampling to poisson",
+            )
         automatic = self.smoothing is not None and self.smoothing.automatic
         if automatic and (self.placement is None or not self.placement.white):
             raise ConfigError(

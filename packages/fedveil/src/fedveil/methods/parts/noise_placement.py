@@ -42,9 +42,10 @@ from fedveil.privacy.noise.grid import (
 )
 from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.privacy.noise.simulated import gaussian, laplace
+from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel, Release
-from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling
+from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling, takes_part
 from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.privacy.translation import usual_adjacency
 from fedveil.training.client.local_training import LocalTraining
@@ -152,6 +153,7 @@ class NoisePlacement(ABC):
         bounded: What of one client is bounded.
         drawn: Who draws the noise.
         fixed_clip: Noise of one round is used in others, so that the clip must not change.
+        secret_coins: Clients may toss secret coins: those who add no update add their noise alone.
         white: Noise is independent between coordinates and rounds, and `deviation` knows its size.
         not_audited: What no game of an audit tries out, a phrase each.
     """
@@ -160,6 +162,7 @@ class NoisePlacement(ABC):
 
     bounded: ClassVar[Bounded] = Bounded.UPDATE
     fixed_clip: ClassVar[bool] = False
+    secret_coins: ClassVar[bool] = False
     white: ClassVar[bool] = False
     not_audited: ClassVar[tuple[str, ...]] = ()
 
@@ -246,7 +249,7 @@ class NoisePlacement(ABC):
         A random cohort that is no secret gives no credit: where uploads or cohorts are seen, its
         clients may be drawn every round.
         """
-        sampling, seen = self.facts.sampling, None
+        sampling, seen = takes_part(self.facts.sampling), None
         if self.drawn is not Drawn.BY_SERVER and sampling.amplifies:
             seen = sampling.max_participations(rounds)
         return Release(self.mechanism(), sampling, rounds, participations=seen)
@@ -263,6 +266,12 @@ class NoisePlacement(ABC):
                 update.mechanism.noise_multiplier, count.mechanism.noise_multiplier
             )
             return (replace(update, mechanism=Gaussian(joint)),)
+        if isinstance(update.mechanism, PoissonSampled) and isinstance(
+            count.mechanism, PoissonSampled
+        ):
+            # Both rest on the same secret coin: one event, at the joint norm of the two.
+            both = (*update.mechanism.mechanisms, *count.mechanism.mechanisms)
+            return (replace(update, mechanism=replace(update.mechanism, mechanisms=both)),)
         if update.amplified:
             raise PrivacyRefusal(
                 "two kinds of noise on one secret cohort have no proved joint amplification",
@@ -511,7 +520,7 @@ def cohort_size(sampling: Sampling) -> int:
             "Poisson cohorts vary in size, so the number of noise shares in a sum is not certain",
             "use sampling balanced, round-robin, fixed or everyone under distributed trust",
         )
-    return int(sampling.expected_cohort)
+    return int(takes_part(sampling).expected_cohort)
 
 
 def drawn_once(at: RoundNoise, total: Tensor, noise: npt.NDArray[np.float64]) -> Tensor:

@@ -97,6 +97,7 @@ class PrivacySection:
     epsilon: float | None = None
     delta: float | None = None  # None: min(1e-5, units^-1.1)
     noise_multiplier: float | None = None  # instead of epsilon
+    budgets: Mapping[str, float] = field(default_factory=dict, hash=False)  # clients' own epsilons
     clip_norm: float | None = None  # None: 1 at first, lower where updates are shorter
     noise: str = "gaussian"  # or laplace, beside a clip in L1
     trust: str | None = None  # central, local or distributed; None: the method's own

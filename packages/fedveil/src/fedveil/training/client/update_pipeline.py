@@ -105,6 +105,12 @@ class UpdatePipeline:
         plain = self.sparsity == 0 and self.granularity is None
         return plain and self.ballot is None and self.statistic is None
 
+    def scaled(self, scale: float) -> UpdatePipeline:
+        """Return the pipeline of a client that clips to `scale` times the clip, on one grid."""
+        if scale == 1 or self.clip is None:
+            return self
+        return replace(self, clip=replace(self.clip, norm=self.clip.norm * scale))
+
     def width(self, layout: Layout) -> int:
         """How many numbers a client sends."""
         if self.ballot is not None:
