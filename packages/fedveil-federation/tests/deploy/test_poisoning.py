@@ -90,6 +90,8 @@ def test_an_upload_that_no_honest_site_sends_is_left_out_by_name(
     settings: dict[str, Any] = {"training__method": method, "aggregation__secure": None}
     if method == "dp-fedavg":
         settings |= {"privacy__trust": "central", "privacy__epsilon": 50.0}
+    else:
+        settings |= {"training__batch_size": None}
     try:
         hub = made.hub()
         run = hub.start(recipe_of(**settings), facts_of(made.data), tmp_path / "run")

@@ -118,6 +118,7 @@ CASES: dict[str, dict[str, Any]] = {
         "training.rate": 1.0,
         "training.local_steps": None,
         "training.batch_size": 16,
+        "training.batches": "shuffled",
     },
     "record, alone": {
         "training.method": "gradient-noise",
@@ -250,7 +251,12 @@ def _nan_passes() -> tuple[Patch, ...]:
     )
 
 
-_CLIPPERS = (isolated_gradients, dual_kernel, mlp)  # where engines clip gradients
+_CLIPPERS = (
+    isolated_gradients,
+    example_gradients,
+    dual_kernel,
+    mlp,
+)  # where engines clip gradients
 
 
 def _gradients_not_clipped() -> tuple[Patch, ...]:

@@ -111,6 +111,7 @@ def test_records_take_each_others_place() -> None:
         "training.rate": 1.0,
         "training.local_steps": None,
         "training.batch_size": 16,
+        "training.batches": "shuffled",
         "data.clients": 4,
     }
     plan = plan_with(**changes)

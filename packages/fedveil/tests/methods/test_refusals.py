@@ -23,7 +23,7 @@ def planned(*assignments: str) -> Plan:
     """A plan on a small federation: `method key=value ...`, sections spelt out."""
     method, *others = assignments
     usual = ["training.rounds=3", "training.local_steps=2", f"training.method={method}"]
-    once = {"ae-dpfl": usual[1:], "dp-sgd": usual[::2], "fedsgd": usual[::2]}  # one round, one step
+    once = {"ae-dpfl": usual[1:], "dp-sgd": usual[::2], "fedsgd": usual[::2], "moments": usual[2:]}
     recipe = recipes.parse({}, [*once.get(method, usual), *others], {"seed": 1})
     return plan_of(recipes.with_defaults(recipe), DATA)
 

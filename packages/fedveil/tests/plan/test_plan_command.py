@@ -175,7 +175,7 @@ def test_a_private_file_is_planned_on_made_up_data(
         (["--spent-epsilon", "8"], "spent"),
         (["--epsilon", "3"], "--epsilon"),
         (["--set", "training.method=fedavg"], "training.method"),
-        (["--set", "training.method=dp-sgd", "--feasible"], "training.method"),
+        (["--set", "training.method=dp-sgd", "--feasible"], "training."),
         (["--set", "privacy.noise_multiplier=2"], "privacy.epsilon"),
         (["--proxy", "nowhere"], "nowhere"),
         (["--proxy", "nowhere.csv"], "nowhere.csv"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust, Unit
+from fedveil.methods.registry import METHODS
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.plan import Plan
 from fedveil.planning.recipe import Recipe
@@ -55,6 +56,11 @@ def prepare(
     Raises:
         ConfigError: There is no budget, or it cannot work with any settings.
     """
+    if not METHODS.find(recipe.training.method, "training.method").private:
+        raise ConfigError(
+            f"training.method: {recipe.training.method!r} adds no noise, so there is nothing to "
+            "plan. Choose a private one: fedveil methods"
+        )
     if recipe.privacy.epsilon is None:
         raise ConfigError("privacy.epsilon: set the budget to plan for")
     federation = federation_of(recipe.data)

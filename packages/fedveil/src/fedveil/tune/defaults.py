@@ -27,6 +27,7 @@ from fedveil.data.labels import STANDARDISED
 from fedveil.data.public_facts import PublicFacts, public_facts
 from fedveil.planning.assemble import federation_of, offer_of, plan_of, with_table_model
 from fedveil.planning.recipe import DataSection, Recipe, with_defaults
+from fedveil.privacy.rounding import at_most
 from fedveil.training.server.averaging import Average
 from fedveil.tune.proxy import Proxy
 from fedveil.tune.space import Point, Space, short
@@ -361,7 +362,7 @@ def _warning(search: Tuner, candidate: Candidate, clients: int, *, by_record: bo
     less = "" if by_record else "protect single rows (--unit record), "
     return (
         f"do not expect the model to beat a constant answer with {clients} clients at epsilon "
-        f"{search.epsilon:g}, {what}; {less}use fewer columns, or raise privacy.epsilon"
+        f"{at_most(search.epsilon)}, {what}; {less}use fewer columns, or raise privacy.epsilon"
     )
 
 
