@@ -33,7 +33,13 @@ from fedveil.run import checkpoint
 from fedveil.run import round as round_
 from fedveil.training.client import update_pipeline
 from fedveil.training.client.ballot import Ballot
-from fedveil.training.engines import dual_kernel, isolated_gradients, local_sgd, mlp
+from fedveil.training.engines import (
+    dual_kernel,
+    example_gradients,
+    isolated_gradients,
+    local_sgd,
+    mlp,
+)
 from fedveil_lab.audit.audit import audit
 from fedveil_lab.audit.stand_ins import StandIns
 
@@ -251,12 +257,8 @@ def _nan_passes() -> tuple[Patch, ...]:
     )
 
 
-_CLIPPERS = (
-    isolated_gradients,
-    example_gradients,
-    dual_kernel,
-    mlp,
-)  # where engines clip gradients
+# Where engines clip gradients.
+_CLIPPERS = (isolated_gradients, example_gradients, dual_kernel, mlp)
 
 
 def _gradients_not_clipped() -> tuple[Patch, ...]:
