@@ -64,6 +64,7 @@ VALUES: dict[str, Any] = {
     "privacy.arithmetic": "exact",
     "privacy.tuned_on": ("mnist",),
     "privacy.trusted_parts": ("decimal:Decimal",),
+    "privacy.budgets": {"0": 0.5},
     "aggregation.secure": "masked",
     "aggregation.dropout": 0.05,
     "aggregation.max_dropout": 0.2,
@@ -121,7 +122,7 @@ def same(one: Plan, other: Plan) -> bool:
     def of(plan: Plan) -> tuple[Any, ...]:
         arithmetic = plan.context and plan.context.arithmetic
         said = (plan.noise_multiplier, plan.delta, plan.declared, plan.unprotected)
-        said = (*said, plan.trusted_parts)
+        said = (*said, plan.trusted_parts, plan.scales)
         return (plan.method, plan.sampling, plan.pipeline, plan.optimizer, arithmetic, *said)
 
     return of(one) == of(other)
