@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,17 @@ import pytest
 from dp_accounting import gaussian_mechanism
 from tests.methods.reference import federation
 from tests.methods.test_secret_coins import Watched, planned
+from torch import nn
 
 import fedveil as fv
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.federation import Examples
 from fedveil.planning import plan as plan_module
 from fedveil.planning.participations import participations
+from fedveil.privacy.ledger import Inconsistent
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.secure_sums.aggregation import UPDATE
+from fedveil.run.directory import RunDirectory
 
 EVERYONE = {"training__sampling": "everyone", "training__rate": None}
 OWN = {"privacy__budgets": {"1": 0.8, "4": 1.5}, "training__rounds": 1}
@@ -139,6 +143,17 @@ def test_each_client_pays_its_own_epsilon_and_the_run_the_largest() -> None:
         ({"privacy__budgets": {"1": 0.0}}, ConfigError),
         ({"privacy__budgets": {"1": 1e-9}, **COARSE}, ConfigError),
         ({"privacy__budgets": {"1": 1.0}, "privacy__clip_quantile": 0.5}, PrivacyRefusal),
+        (  # whoever takes the free place brings a whole clip
+            {
+                "privacy__budgets": {"1": 1.0},
+                "training__method": "dp-fedavg",
+                "privacy__trust": "central",
+                "aggregation__secure": None,
+                "training__sampling": "fixed",
+                "training__cohort": 2,
+            },
+            PrivacyRefusal,
+        ),
         (
             {
                 "privacy__budgets": {"1": 1.0},
@@ -154,3 +169,27 @@ def test_budgets_that_no_smaller_clip_keeps_are_refused(
 ) -> None:
     with pytest.raises(kind):
         planned(**EVERYONE | changed)
+
+
+def test_a_run_goes_on_with_the_budgets_that_it_began_with(tmp_path: Path) -> None:
+    owners = np.repeat(np.arange(6), 5)
+    inputs = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+    data = fv.Federation.from_arrays(inputs, owners % 2, owners, classes=2)
+    local = fv.LocalTraining(fv.LearningRate(0.5), steps=1)
+    method = fv.dp_fedavg(
+        rounds=4, cohort=fv.CohortRule(fv.Scheme.EVERYONE), local=local, clip=fv.Clip(1.0)
+    )
+    module, budget = nn.Linear(3, 2), fv.Budget(noise_multiplier=2.0, delta=1e-5)
+
+    def plan(budgets: dict[str, float]) -> fv.Plan:
+        return fv.plan(method, data, module, budget=budget, budgets=budgets)
+
+    first = plan({"0": 1.0})
+    kept = RunDirectory.create(tmp_path / "run", first, {})
+    run = fv.Run(first).keep_in(kept)
+    next(iter(run))
+    run.close()
+    kept.close()
+    with pytest.raises(Inconsistent):
+        RunDirectory.open(tmp_path / "run", plan({"1": 1.0}))
+    RunDirectory.open(tmp_path / "run", plan({"0": 1.0})).close()

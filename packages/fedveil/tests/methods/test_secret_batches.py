@@ -13,7 +13,8 @@ import pytest
 import torch
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
-from scipy.stats import binom
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 from tests.engines.sums import sum_of
 from torch import nn
 
@@ -372,3 +373,56 @@ def test_a_kernel_that_tells_places_apart_gets_smaller_pieces() -> None:
     one, other = found["in pieces"]
     torch.testing.assert_close(one, other, atol=0, rtol=1e-7)
     assert not torch.allclose(*found["plain"], atol=0, rtol=1e-7)
+
+
+def seen_epsilon(rate: float, noise: float, rounds: int) -> float:
+    """What a record costs if its client's presence shows, and only that of the record is hidden.
+
+    The client's other records add so much that everybody knows in which rounds it came, k of them
+    with a binomial law; there the record has a Gaussian of its own each time.
+    """
+
+    def delta(epsilon: float) -> float:
+        counts = np.arange(1, rounds + 1)
+        mu = np.sqrt(counts) / noise
+        each = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        return float(binom.pmf(counts, rounds, rate) @ each)
+
+    return float(brentq(lambda epsilon: delta(epsilon) - DELTA, 1e-3, 200))
+
+
+@pytest.mark.parametrize(
+    "cohort",
+    [
+        fv.CohortRule(fv.Scheme.POISSON, rate=0.05),
+        fv.CohortRule(fv.Scheme.FIXED, size=5),
+        fv.CohortRule(fv.Scheme.CAPPED, rate=0.05, cap=20),
+    ],
+    ids=lambda rule: str(rule.scheme),
+)
+def test_a_secret_cohort_of_clients_hides_no_record(cohort: fv.CohortRule) -> None:
+    local = fv.LocalTraining(fv.LearningRate(0.5), steps=1, batch_size=4)
+    method = fv.dp_sgd(
+        rounds=200, cohort=cohort, local=local, clip_norm=1.0, trusted=True, secure_sum=False
+    )
+    budget = fv.Budget(noise_multiplier=1.1, delta=DELTA)
+    made = fv.plan(method, sites(100, 4), nn.Linear(3, 2), budget=budget).guarantee
+    assert made is not None
+    assert made.epsilon >= seen_epsilon(0.05, 1.1, 200)
+
+
+def test_a_trusted_server_does_not_hide_that_a_record_is_there() -> None:
+    """One record more takes another one's place in a shuffled batch."""
+    local = fv.LocalTraining(fv.LearningRate(0.5), steps=1, batch_size=4)
+    method = fv.dp_sgd(
+        rounds=2,
+        cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+        local=local,
+        clip_norm=1.0,
+        trusted=True,
+        secure_sum=False,
+        adjacency=fv.Adjacency.ADD_REMOVE,
+    )
+    budget = fv.Budget(noise_multiplier=1.1, delta=DELTA)
+    with pytest.raises(PrivacyRefusal):
+        fv.plan(method, sites(3, 10), nn.Linear(3, 2), budget=budget)

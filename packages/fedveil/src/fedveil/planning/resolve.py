@@ -20,7 +20,7 @@ from fedveil.methods.parts.noise_placement import (
 )
 from fedveil.privacy.budgets import largest_scale
 from fedveil.privacy.releases import PrivacyModel
-from fedveil.privacy.sampling import Sampling
+from fedveil.privacy.sampling import CappedPoisson, FixedSize, Sampling
 from fedveil.privacy.secure_sums.aggregation import SecureSums
 from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.training.client.ballot import Ballot
@@ -221,6 +221,12 @@ def check_scalable(noise: NoisePlacement) -> None:
             "budgets of single clients with this method: they are kept by clipping the client's "
             "update to less, and here something else is bounded or counted as well",
             "use one clip on updates (dp-fedavg without privacy.clip_quantile), or one epsilon",
+        )
+    if isinstance(noise.facts.sampling, FixedSize | CappedPoisson):
+        raise PrivacyRefusal(
+            "budgets of single clients with cohorts of limited size: whoever takes a client's free "
+            "place brings a whole clip, so a smaller one of its own does not bound the difference",
+            "use training.sampling poisson, secret-poisson, everyone or turns, or one epsilon",
         )
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import tomllib
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
@@ -179,7 +180,9 @@ def _header(plan: Plan, recipe: bytes) -> Header | None:
     rounds = plan.method.rounds
     releases = plan.releases(rounds)
     counted = any(release.counted_participations < release.rounds for release in releases)
-    clients = clients_digest(plan.federation) if counted else ""
+    clients = clients_digest(plan.federation) if counted or plan.scales is not None else ""
+    if plan.scales is not None:  # who pays less must stay the same when the run goes on
+        clients = sha256(f"{clients} {tuple(plan.scales)}".encode()).hexdigest()
     return Header(plan.privacy_model, plan.delta, releases, rounds, recipe_digest(recipe), clients)
 
 

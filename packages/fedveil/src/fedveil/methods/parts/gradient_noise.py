@@ -57,7 +57,7 @@ from fedveil.privacy.noise.grid import power_of_two_below
 from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers, bits_for
 from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.refusals import AdjacencyRefused
-from fedveil.privacy.releases import PrivacyModel
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
 
@@ -99,11 +99,12 @@ class GradientNoise(NoisePlacement):
         return Drawn.BY_EACH
 
     def fit(self, facts: NoiseContext) -> Self:
-        _check(facts, self.secure_sum)
-        if facts.local.batch_rate is not None and self.adjacency is Adjacency.ADD_REMOVE:
+        _check(facts, self.secure_sum, self.trusted)
+        counted = self.trusted or facts.local.batch_rate is not None
+        if counted and self.adjacency is Adjacency.ADD_REMOVE:
             raise AdjacencyRefused(
-                "add-remove hides whether a record was there at all, while the bound on a sum "
-                "follows from the true number of records",
+                "add-remove hides whether a record was there at all, while batches and the bound "
+                "on a sum follow from the true number of records",
                 "use adjacency zero-out, which costs the same",
             )
         return self._fit_as(self.proof(facts), facts)  # type: ignore[arg-type]
@@ -350,6 +351,16 @@ class TrustedNoise(OneStepNoise):
         noise, rate = Gaussian(self.facts.noise_multiplier), self.facts.local.batch_rate
         return noise if rate is None else PoissonSampled(_rate(self.facts), (noise,))
 
+    def release(self, rounds: int) -> Release:
+        """Return all that leaves in `rounds` rounds, without credit for secret cohorts of clients.
+
+        The other records of a client come with it, and what they add shows that it is there. So a
+        record is charged for every round in which its client may be drawn.
+        """
+        sampling = self.facts.sampling
+        seen = sampling.max_participations(rounds) if sampling.amplifies else None
+        return Release(self.mechanism(), sampling, rounds, participations=seen)
+
     def record_uses(self) -> Ints | None:
         return None
 
@@ -398,7 +409,7 @@ def _proofs() -> tuple[type[GradientNoise], ...]:
     )
 
 
-def _check(context: NoiseContext, secure_sum: bool) -> None:
+def _check(context: NoiseContext, secure_sum: bool, trusted: bool) -> None:
     for name, layer in context.module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise PrivacyRefusal(
@@ -413,7 +424,7 @@ def _check(context: NoiseContext, secure_sum: bool) -> None:
         raise ConfigError("gradient noise: updates are already private; shape them on the server")
     if context.exact and (context.local.projection_radius is not None or context.local.momentum):
         raise ConfigError("gradient noise: on integers it goes with plain steps, without momentum")
-    decays = secure_sum and context.local.weight_decay
+    decays = (secure_sum or trusted) and context.local.weight_decay
     if context.exact and decays and local_steps(context).most == 1:
         raise PrivacyRefusal(
             "weight decay in the one step of a round: beside large weights a gradient is rounded, "

@@ -28,7 +28,7 @@ from fedveil.training.models.flat import flatten
 Fill = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _SIZES = (64, 16, 4)  # of pieces, the fastest first; in a piece of one every place is the same
-_KNOWN: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[type, int]] = WeakKeyDictionary()  # by kernel
 
 
 class InPieces:
@@ -86,10 +86,11 @@ def in_pieces(job: Job, inner: Gradients, *, autograd: bool) -> Gradients:
             return inputs, torch.full_like(targets, no_target(job.federation.task))
         return torch.full_like(inputs, torch.nan), targets
 
-    if job.module not in _KNOWN:
+    known = _KNOWN.setdefault(job.module, {})
+    if type(inner) not in known:
         fits = (n for n in _SIZES if _same_at_every_place(job, InPieces(inner, n, unusable), n))
-        _KNOWN[job.module] = next(fits, 1)
-    return InPieces(inner, _KNOWN[job.module], unusable)
+        known[type(inner)] = next(fits, 1)
+    return InPieces(inner, known[type(inner)], unusable)
 
 
 def _same_at_every_place(job: Job, gradients: InPieces, piece: int) -> bool:
