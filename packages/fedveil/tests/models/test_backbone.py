@@ -106,6 +106,18 @@ def test_a_file_of_weights_is_loaded_and_named_by_its_digest(tmp_path: Path) -> 
     assert filled.digest[:16] in filled.statement
 
 
+def test_a_model_of_data_that_nobody_called_public_is_no_backbone(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    for public in (False, True):
+        said = {"description": json.dumps({"data": "mnist", "public": public})}
+        save_file(other().state_dict(), file, {"fedveil": json.dumps(said)})
+        if public:
+            assert BackboneFeatures(TINY, str(file)).digest
+            continue
+        with pytest.raises(ConfigError, match="mnist"):
+            BackboneFeatures(TINY, str(file))
+
+
 def test_weights_other_than_those_of_training_are_refused() -> None:
     with pytest.raises(PrivacyRefusal):
         BackboneFeatures(TINY, digest="0" * 64)

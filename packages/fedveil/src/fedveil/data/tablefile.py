@@ -314,6 +314,11 @@ def _typed(path: Path, zipped: bool, lenient: bool, *given: Any) -> Any:
             data = (pa.CompressedInputStream(raw, "gzip") if zipped else raw).read()
     except OSError as error:
         raise ConfigError(f"{path}: damaged gzip file ({first_line(error)})") from None
+    if lenient and _stray_quotes(data, given[1]):
+        raise ConfigError(
+            f"{path}: a cell holds a quote that is not escaped, so where its row ends depends on "
+            'other rows. Write it as "" inside a quoted cell, or save the table as Parquet.'
+        )
     text = _is_text(data)  # Arrow says loudly that it cannot show us a row that is none
     try:
         if text or not lenient:
@@ -326,6 +331,19 @@ def _typed(path: Path, zipped: bool, lenient: bool, *given: Any) -> Any:
         return _parse(data, *given, misfit=_stop if text else None, threads=False)
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{path}: {complaint(str(error))}") from None
+
+
+def _stray_quotes(data: bytes, delimiter: str) -> bool:
+    """Whether quotes stand elsewhere than around whole cells, or doubled inside them (RFC 4180).
+
+    Beside such a quote, one that somebody else's cell opens would close there, and swallow every
+    row in between. A file like that counts as damaged.
+    """
+    if b'"' not in data:
+        return False
+    ends = re.escape(delimiter.encode()) + rb"\r\n"
+    quoted = rb"(?<![^" + ends + rb'])"[^"]*(?:""[^"]*)*"(?=[' + ends + rb"]|\Z)"
+    return b'"' in re.sub(quoted, b"", data.removeprefix(b"\xef\xbb\xbf"))
 
 
 def _is_text(data: bytes) -> bool:

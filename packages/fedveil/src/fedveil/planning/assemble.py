@@ -144,6 +144,7 @@ def with_table_model(
     if not settled or not linear or recipe.model.name not in ("auto", "linear", "logistic"):
         return recipe
     privacy = recipe.privacy
+    Budget(privacy.epsilon or 4.0, privacy.delta)  # refuses what makes no sense before a purchase
     unit = choice(Unit, "privacy.unit", privacy.unit)
     units = facts.rows(unit) if unit is Unit.RECORD else clients
     if unit is Unit.CLIENT and units < _FEW_CLIENTS:
@@ -173,6 +174,9 @@ def offer_of(recipe: Recipe, clients: int, rows: Callable[[Unit], int]) -> Offer
     privacy, entry = recipe.privacy, METHODS.find(recipe.training.method, "training.method")
     if not entry.private or privacy.epsilon is None:
         return None
+    Budget(privacy.epsilon, privacy.delta)
+    if recipe.data.bins is not None and recipe.data.bins < 2:
+        raise ConfigError(f"data.bins: must be at least 2, got {recipe.data.bins}. Leave it out.")
     unit = choice(Unit, "privacy.unit", privacy.unit or entry.unit)
     trust = choice(Trust, "privacy.trust", privacy.trust or entry.trust)
     delta = privacy.delta or default_delta(rows(unit) if unit is Unit.RECORD else clients)

@@ -38,6 +38,8 @@ class StatisticEngine:
 
     def updates(self, request: RoundRequest) -> Iterator[Block]:
         task = task_of(self.job, request)
+        if not len(task.clients):
+            return
         federation, statistic = task.job.federation, task.job.pipeline.statistic
         if statistic is None:
             raise ValueError("this job has no statistic")

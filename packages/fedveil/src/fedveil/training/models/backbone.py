@@ -27,6 +27,7 @@ from torch.nn.functional import interpolate
 
 from fedveil.core.arguments import settle
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.training.models.frozen import read_weights
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its colours
 _PIXELS = 224
@@ -261,9 +262,11 @@ def _fill(network: nn.Module, path: Path) -> None:
     """Load a file of weights; every weight of the network must be in it."""
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state = load_file(path)
+            state, data, public = read_weights(path)
+            if data is not None and not public:
+                raise ConfigError(
+                    f"it is a model of {data}, which nobody has declared to be public"
+                )
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
         missing = network.load_state_dict(state, strict=False).missing_keys

@@ -150,7 +150,7 @@ def start_from(module: nn.Module, path: Path | str) -> Start:
     A frozen weight must be in the file. A trained one that is not, or has another shape there (as
     the last layer for other classes has), starts as the model makes it.
     """
-    given, data, public = _read(Path(path))
+    given, data, public = read_weights(Path(path))
     adapters = [name for name, one in module.named_modules() if isinstance(one, LowRank)]
     random, new = {f"{name}.down.weight".lstrip(".") for name in adapters}, []
     with torch.no_grad():
@@ -178,9 +178,9 @@ def start_from(module: nn.Module, path: Path | str) -> Start:
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], str | None, bool]:
-    """The tensors of a file, the name of the data that a run's model was trained on, and whether
-    these were declared to be public."""
+def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, bool]:
+    """Return the tensors of a safetensors file, the name of the data that a run's model was trained
+    on, and whether these were declared to be public."""
     try:
         with safe_open(path, framework="pt") as file:
             said = json.loads((file.metadata() or {}).get("fedveil", "{}"))
