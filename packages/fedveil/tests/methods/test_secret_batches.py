@@ -426,3 +426,21 @@ def test_a_trusted_server_does_not_hide_that_a_record_is_there() -> None:
     budget = fv.Budget(noise_multiplier=1.1, delta=DELTA)
     with pytest.raises(PrivacyRefusal):
         fv.plan(method, sites(3, 10), nn.Linear(3, 2), budget=budget)
+
+
+@pytest.mark.parametrize("seed", [1, None])
+def test_a_round_to_which_nobody_comes_asks_the_engine_and_has_noise(
+    seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = fv.LocalTraining(fv.LearningRate(0.5), steps=1)
+    cohort = fv.CohortRule(rate=1e-9)
+    method = fv.dp_fedavg(rounds=2, cohort=cohort, local=local, clip=fv.Clip(1.0))
+    budget = fv.Budget(noise_multiplier=2.0, delta=DELTA)
+    run = fv.Run(fv.plan(method, sites(20, 2), nn.Linear(3, 2), budget=budget, seed=seed))
+    asked, real = [], run.engine.updates
+    monkeypatch.setattr(run.engine, "updates", lambda part: asked.append(part) or real(part))
+    weights = [run.state.weights]
+    for _ in run:
+        weights.append(run.state.weights)
+    assert [len(part.cohort) for part in asked] == [0, 0]
+    assert all(not torch.equal(before, after) for before, after in pairwise(weights))

@@ -50,7 +50,12 @@ class Senders:
         return np.flatnonzero(~self.add)
 
     def parts(self, request: RoundRequest) -> Iterator[tuple[Cohort, RoundRequest]]:
-        """Yield the request's clients by their clips, with their positions in the request."""
+        """Yield the request's clients by their clips, with their positions in the request.
+
+        A round to which nobody came is computed like any other.
+        """
+        if not len(self.add):
+            yield np.zeros(0, np.int64), request
         for scale in np.unique(self.scales):
             places = np.flatnonzero(self.add & (self.scales == scale))
             shape = None if request.pipeline is None else request.pipeline.scaled(float(scale))
