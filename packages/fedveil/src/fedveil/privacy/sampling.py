@@ -90,7 +90,7 @@ class Poisson(_Sampler):
         clients = _present(_needed(self.clients, "Poisson"), present)
         if self.rate == 1:
             return np.arange(clients, dtype=np.int64)
-        return np.flatnonzero(stream.words(clients) < _threshold(self.rate))
+        return np.flatnonzero(stream.coins(clients, self.rate))
 
     @property
     def expected_cohort(self) -> float:
@@ -224,8 +224,7 @@ class SecretPoisson(_Sampler):
         Each client and each round has a coin of its own. Without a seed every call tosses it anew:
         whoever calls keeps the answer for the round.
         """
-        word = randomness.stream("coin", round_number, client).words(1)
-        return self.rate == 1 or bool(word[0] < _threshold(self.rate))
+        return bool(randomness.stream("coin", round_number, client).coins(1, self.rate)[0])
 
 
 @dataclass(frozen=True)
@@ -375,14 +374,6 @@ def _schedule(plan: Balanced) -> Ids:
     schedule = np.sort(slots.reshape(plan.rounds, plan.cohort), axis=1)
     schedule.setflags(write=False)
     return schedule
-
-
-def _threshold(rate: float) -> np.uint64:
-    """Return the bound that a uniform word is below with a probability of at most a rate below 1.
-
-    The probability is exactly the rate from 2^-11 upwards: the float has no bits below 2^-64 then.
-    """
-    return np.uint64(int(rate * 2.0**64))
 
 
 def _needed(clients: int | None, who: str) -> int:

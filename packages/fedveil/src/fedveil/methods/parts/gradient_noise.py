@@ -57,7 +57,7 @@ from fedveil.privacy.noise.grid import power_of_two_below
 from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers, bits_for
 from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.refusals import AdjacencyRefused
-from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.releases import PrivacyModel
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
 
@@ -152,7 +152,7 @@ class GradientNoise(NoisePlacement):
         return self._bound, self._batch, self._std, steps.most, steps.uses
 
     def record_uses(self) -> Ints | None:
-        return uses_by_client(self.facts)
+        return uses_by_client(self.facts) if self.facts.local.batch_rate is None else None
 
     @property
     def local(self) -> LocalTraining:
@@ -308,9 +308,6 @@ class SecretStepsNoise(GradientNoise):
         noise, steps = Gaussian(self.facts.noise_multiplier), local_steps(self.facts)
         return PoissonSampled(_rate(self.facts), (noise,), steps.most)
 
-    def record_uses(self) -> Ints | None:
-        return None
-
 
 class SecretBatchNoise(OneStepNoise):
     """The proof for one step on secret batches under a secure sum: a Poisson-sampled sum of shares.
@@ -325,9 +322,6 @@ class SecretBatchNoise(OneStepNoise):
         shares = self.facts.cohort_size
         noise = Gaussian(self.facts.noise_multiplier * math.sqrt(shares))
         return PoissonSampled(rate, (noise,))
-
-    def record_uses(self) -> Ints | None:
-        return None
 
 
 class TrustedNoise(OneStepNoise):
@@ -350,19 +344,6 @@ class TrustedNoise(OneStepNoise):
     def mechanism(self) -> Mechanism:
         noise, rate = Gaussian(self.facts.noise_multiplier), self.facts.local.batch_rate
         return noise if rate is None else PoissonSampled(_rate(self.facts), (noise,))
-
-    def release(self, rounds: int) -> Release:
-        """Return all that leaves in `rounds` rounds, without credit for secret cohorts of clients.
-
-        The other records of a client come with it, and what they add shows that it is there. So a
-        record is charged for every round in which its client may be drawn.
-        """
-        sampling = self.facts.sampling
-        seen = sampling.max_participations(rounds) if sampling.amplifies else None
-        return Release(self.mechanism(), sampling, rounds, participations=seen)
-
-    def record_uses(self) -> Ints | None:
-        return None
 
     @property
     def local(self) -> LocalTraining:

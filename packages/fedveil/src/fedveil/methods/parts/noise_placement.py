@@ -247,10 +247,12 @@ class NoisePlacement(ABC):
         """Return all that leaves through this sum in `rounds` rounds.
 
         A random cohort that is no secret gives no credit: where uploads or cohorts are seen, its
-        clients may be drawn every round.
+        clients may be drawn every round. Nor does it hide less than a whole client: the other
+        records of a client come with it, and what they add shows that it is there.
         """
         sampling, seen = takes_part(self.facts.sampling), None
-        if self.drawn is not Drawn.BY_SERVER and sampling.amplifies:
+        secret = self.drawn is Drawn.BY_SERVER and self.privacy_model().unit is Unit.CLIENT
+        if sampling.amplifies and not secret:
             seen = sampling.max_participations(rounds)
         return Release(self.mechanism(), sampling, rounds, participations=seen)
 

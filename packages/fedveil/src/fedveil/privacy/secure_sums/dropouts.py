@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
 from fedveil.privacy.secure_sums.errors import NotReleased
@@ -31,10 +29,7 @@ def draw_dropouts(members: Sequence[int], rate: float, stream: Stream) -> Dropou
     """Each device is lost with probability `rate`, with its vector computed but not sent."""
     if not 0 <= rate <= 1:
         raise ConfigError(f"dropout = {rate}: need a probability in [0, 1]")
-    words = stream.words(len(members))
-    lost = words < np.uint64(min(int(rate * 2.0**64), 2**64 - 1))
-    if rate == 1:
-        lost[:] = True
+    lost = stream.coins(len(members), rate)
     return Dropouts(
         before_upload=frozenset(m for m, is_lost in zip(members, lost, strict=True) if is_lost)
     )

@@ -116,13 +116,12 @@ def _poisson_batches(
     """Draw secret batches: one coin for each record and step, independent of everything else.
 
     A client's coins come from a stream of its own, the word of a record from the record's own
-    place in it, so that nobody else's coin depends on a record. The bias is `batch_rate`, rounded
-    down to a multiple of 2^-64. Whatever comes is a batch, an empty one as well.
+    place in it, so that nobody else's coin depends on a record. Whatever comes is a batch, an empty
+    one as well.
     """
-    steps = step_counts(sizes, rule)
-    bound = np.uint64(min(int((rule.batch_rate or 0) * 2.0**64), 2**64 - 1))
+    steps, rate = step_counts(sizes, rule), rule.batch_rate or 0.0
     drawn = [
-        np.flatnonzero(stream.words(int(size)) < bound)
+        np.flatnonzero(stream.coins(int(size), rate))
         for client, size, count in zip(clients, sizes, steps, strict=True)
         for stream in (randomness.stream("batch coins", round_number, int(client)),)
         for _ in range(int(count))

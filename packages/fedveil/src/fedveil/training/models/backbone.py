@@ -102,9 +102,7 @@ class BackboneFeatures:
 
     def as_layer(self, input_shape: tuple[int, ...]) -> nn.Module:
         """Return a module from pictures `[n, h, w, ...]` to features `[n, width]`."""
-        network, steps, _ = self._loaded()
-        pixels = steps.pixels if self.pixels is None else self.pixels
-        return _FrozenBackbone(network, replace(steps, pixels=pixels))
+        return _layer(self)
 
     def _loaded(self) -> tuple[nn.Module, Preprocessing, str]:
         return _load(self.backbone, self.backbone_weights, self.backbone_head)
@@ -151,6 +149,14 @@ def _flat(outputs: Any) -> Tensor:
     if outputs.ndim == 4:
         return outputs.mean(dim=(2, 3))
     return outputs.mean(dim=1) if outputs.ndim == 3 else outputs
+
+
+@lru_cache(maxsize=2)
+def _layer(features: BackboneFeatures) -> nn.Module:
+    """Return the layer of a feature map; it is asked for once an example, and made once."""
+    network, steps, _ = features._loaded()
+    pixels = steps.pixels if features.pixels is None else features.pixels
+    return _FrozenBackbone(network, replace(steps, pixels=pixels))
 
 
 @lru_cache(maxsize=2)
