@@ -32,10 +32,13 @@ class Command:
     def errors(self) -> str:
         return self._errors.read_text()
 
-    def wait_for(self, begin: str) -> None:
-        """Until it has said a line that begins so."""
+    def wait_for(self, begin: str, *, or_end: bool = False) -> None:
+        """Until it has said a line that begins so, or, if that will do, has ended well."""
         while not any(line.startswith(begin) for line in self.errors.splitlines()):
-            assert self.process.is_alive(), self.errors
+            if not self.process.is_alive():
+                assert or_end, self.errors
+                assert self.process.exitcode == 0, self.errors
+                return
             time.sleep(0.005)
 
     def end(self, number: int = signal.SIGKILL) -> int | None:

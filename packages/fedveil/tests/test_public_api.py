@@ -56,23 +56,12 @@ def test_examples_in_docstrings_run(name: str) -> None:
         assert doctest.DocTestRunner().run(example).failed == 0
 
 
-def test_some_docstrings_have_examples() -> None:
-    shown = (fv.load, fv.Federation.from_arrays, fv.account, fv.calibrate_noise, fv.Clip)
-    for thing in (*shown, fv.LearningRate, fv.Budget, fv.build, fv.plan, fv.Run):
-        assert ">>>" in (thing.__doc__ or ""), thing
-
-
 def test_the_example_of_the_package_runs(capsys: pytest.CaptureFixture[str]) -> None:
     lines = (fv.__doc__ or "").splitlines()
     code = textwrap.dedent("\n".join(line for line in lines if line.startswith("    ")))
     assert "rounds=60" in code
     exec(code.replace("rounds=60", "rounds=2"), {})
     assert "epsilon 8" in capsys.readouterr().out
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
-        fv.no_such_name  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_asking_for_an_epsilon_does_not_load_torch() -> None:
@@ -129,28 +118,6 @@ def test_objects_show_themselves_in_one_line_and_as_a_table() -> None:
         tags.feed(thing._repr_html_())  # type: ignore[attr-defined]
         assert tags.open == []
         assert "tensor" not in text
-
-
-def test_what_is_shown_is_what_is_there() -> None:
-    federation, method, plan, guarantee, run = map(repr, shown())
-    assert "digits" in federation
-    assert "clients 20" in federation
-    assert "rounds 2" in method
-    assert "clip norm 1" in method
-    assert "noise CentralNoise" in method
-    assert "epsilon 8" in plan
-    assert "seed 0" in plan
-    assert "certified no" in guarantee
-    assert "rounds 0 of 2" in run
-    round_report, scores = map(repr, measured())
-    wanted = "loss 0.25, accuracy 0.9, epsilon so far 1.5, clip_norm 0.5"
-    assert round_report == f"<RoundReport 3: {wanted}>"
-    assert scores == "<Scores on 1,200 rows: clearly better yes, accuracy 0.9 (constant: 0.5)>"
-
-
-def test_a_method_without_protection_says_so() -> None:
-    local = fv.LocalTraining(fv.LearningRate(0.5), epochs=1)
-    assert "noise none" in repr(fv.fedavg(rounds=2, cohort=fv.CohortRule(size=5), local=local))
 
 
 def test_names_of_the_data_are_escaped_in_html() -> None:

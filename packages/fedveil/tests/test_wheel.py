@@ -41,6 +41,7 @@ def test_every_file_of_the_package_is_in_the_wheel_and_nothing_else(wheel: Path)
     assert "fedveil/methods/recipes/dp-fedavg.toml" in found
 
 
+@pytest.mark.slow
 def test_the_installed_package_runs_its_recipes_by_name(wheel: Path, tmp_path: Path) -> None:
     with ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")

@@ -44,12 +44,12 @@ from fedveil.methods.parts.local_noise import LocalNoise as LocalNoise
 from fedveil.methods.parts.method import CohortRule as CohortRule
 from fedveil.methods.parts.method import Method as Method
 from fedveil.methods.parts.method import Scheme as Scheme
-from fedveil.methods.parts.method import Voting as Voting
 from fedveil.methods.parts.noise_placement import Noise as Noise
 from fedveil.methods.parts.noise_placement import NoiseContext as NoiseContext
 from fedveil.methods.parts.noise_placement import NoisePlacement as NoisePlacement
 from fedveil.methods.parts.noise_placement import RoundNoise as RoundNoise
 from fedveil.methods.recipes.sections import Recipe as Recipe
+from fedveil.methods.recipes.sections import Voting as Voting
 from fedveil.methods.registry import Key as Key
 from fedveil.methods.registry import method as method
 from fedveil.methods.registry import register as register

@@ -16,6 +16,8 @@ from benchmarks.clock import Clock, Span
 from benchmarks.measure import Effort, descendants, measure, summarise, tree_memory_mb
 from benchmarks.workloads import WORKLOADS
 
+pytestmark = pytest.mark.slow  # of the benchmarks, which no user runs
+
 TINY = replace(WORKLOADS["W2"], clients=4, cohort=4)
 
 
@@ -133,56 +135,8 @@ def results() -> list[dict[str, object]]:
     ]
 
 
-RESULTS = {
-    "machine": {"processor": "abacus"},
-    "date": "2026-01-01",
-    "passes": 1,
-    "quick": True,
-    "growth": [],
-}
-
-
 def test_a_target_compares_with_the_fastest_configuration_of_a_peer() -> None:
     target = report.Target("W1", ("fedveil",), report.PFL, 25)
     assert report.ratio(results(), target, "best") == pytest.approx(30)
     flower = report.Target("W1", ("fedveil",), ("flower",), 25)
     assert report.ratio(results(), flower, "best") is None
-
-
-def test_growth_has_limits_of_its_own() -> None:
-    step = {
-        "series": report.LARGE[0],
-        "size": report.LARGE[1],
-        "best": 1.5,
-        "median": 2.5,
-        "peak_memory_mb": 1600,
-        "data_mb": 1000,
-        "configuration": "",
-    }
-    page = report.render(RESULTS | {"rounds": [], "growth": [step], "parts": {}})
-    assert "at most 2.00 s | 1.50 s | 2.50 s | reached" in page
-    assert "at most 1.50x | 1.60x |  | **missed**" in page
-
-
-def test_the_page_says_what_was_reached_and_what_was_not_measured() -> None:
-    page = report.render(RESULTS | {"rounds": results(), "parts": {"noise": "not there"}})
-    assert "abacus" in page
-    assert "| fedveil | pfl or pfl:threads | at least 25x | 30x |" in page
-    missed = [line for line in page.splitlines() if "**missed**" in line]
-    assert any("fedveil:mlp" in line and "12x" in line for line in missed)
-    assert "flower skipped: why not" in page
-    assert "noise: not measured (not there)" in page
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (2.0, "2.00 s"),
-        (0.0123, "12.3 ms"),
-        (0.000345, "345 us"),
-        (45.6, "45.6 s"),
-        (1234.0, "1234 s"),
-    ],
-)
-def test_times_have_three_digits(value: float, text: str) -> None:
-    assert report.seconds(value) == text

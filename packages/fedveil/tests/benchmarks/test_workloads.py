@@ -19,6 +19,8 @@ from benchmarks.systems.floor import operations
 from benchmarks.workloads import WORKLOADS, Workload, draw
 from fedveil.training.engines.contract import RoundRequest
 
+pytestmark = pytest.mark.slow  # of the benchmarks, which no user runs
+
 SMALL = [replace(workload, clients=2, cohort=2) for workload in WORKLOADS.values()]
 
 

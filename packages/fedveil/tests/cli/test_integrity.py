@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
+from tests.shell import Shell
 
-from fedveil.cli import console, main
+from fedveil.cli import main
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import MOVED, Ledger
 from fedveil.run.checkpoint import load_checkpoint, save_checkpoint
 from fedveil.run.directory import RunDirectory
@@ -41,20 +43,18 @@ def begun(path: Path, *more: str, seed: int | None = None, rounds: int = DONE) -
     return path
 
 
-Call = Callable[..., tuple[int, str, str]]
+def opened(path: Path) -> tuple[Plan, RunDirectory]:
+    """A run directory, opened to go on by the plan of its own recipe."""
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(path / "recipe.toml")))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    return plan, RunDirectory.open(path, plan)
 
 
-@pytest.fixture
-def fedveil(capsys: pytest.CaptureFixture[str]) -> Call:
-    console.stdout.cache_clear()
-    console.stderr.cache_clear()
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
+def one_more(path: Path) -> None:
+    """Let a run go on for a round."""
+    plan, directory = opened(path)
+    next(iter(Run(plan).keep_in(directory)))
+    directory.close()
 
 
 def lines(path: Path) -> list[str]:
@@ -185,7 +185,7 @@ DAMAGES = [
 @pytest.mark.parametrize("note", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_run_is_neither_resumed_nor_certified(
-    fedveil: Call,
+    fedveil: Shell,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     damage: Callable[[Path, Path], None],
@@ -198,10 +198,7 @@ def test_a_damaged_run_is_neither_resumed_nor_certified(
     damage(run, other)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for command in (["account", run], ["account", run, "--json"], ["run", "--resume", run]):
-        code, out, err = fedveil(*command)
-        assert code != 0
-        assert out == ""
-        assert len(err.strip().splitlines()) == 1, err
+        assert fedveil(*command).refused
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
@@ -234,7 +231,7 @@ BOUGHT_DAMAGES = [
 @pytest.mark.parametrize("note", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("damage", BOUGHT_DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_purchase_is_not_certified(
-    fedveil: Call,
+    fedveil: Shell,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     damage: Callable[[Path, Path], None],
@@ -249,21 +246,15 @@ def test_a_damaged_purchase_is_not_certified(
     one = whole.rename(tmp_path / name)
     if not note:
         shutil.rmtree(tmp_path / "state")
-    fedveil("account", one)  # what the purchases said on stderr is read before
-    code, out, err = fedveil("account", one, "--json")
-    assert code == 0, err
-    assert json.loads(out)["certified"]
+    assert fedveil("account", one, "--json").document["certified"]
     damage(one, other)
     for command in (["account", one], ["account", one, "--json"], ["report", one]):
-        code, out, err = fedveil(*command)
-        assert code != 0
-        assert out == ""
-        assert len(err.strip().splitlines()) == 1, err
+        assert fedveil(*command).refused
 
 
 @pytest.mark.parametrize("note", [True, False], ids=["noted", "not noted"])
 def test_no_name_makes_a_run_a_purchase(
-    fedveil: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: bool
+    fedveil: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: bool
 ) -> None:
     """Renamed, and with a header that names no recipe any more, it is examined all the same."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -287,7 +278,7 @@ def test_no_name_makes_a_run_a_purchase(
 
 @pytest.mark.parametrize("seed", [None, 3], ids=["protected", "simulated"])
 def test_without_ledger_and_guarantee_a_private_run_does_not_go_on(
-    fedveil: Call, tmp_path: Path, seed: int | None
+    fedveil: Shell, tmp_path: Path, seed: int | None
 ) -> None:
     run = begun(tmp_path / "run", seed=seed)
     (run / "ledger.jsonl").unlink()
@@ -298,15 +289,11 @@ def test_without_ledger_and_guarantee_a_private_run_does_not_go_on(
     assert fedveil("account", run)[0] == 2
 
 
-def test_everything_put_back_to_an_earlier_state_is_noticed(fedveil: Call, tmp_path: Path) -> None:
+def test_everything_put_back_to_an_earlier_state_is_noticed(fedveil: Shell, tmp_path: Path) -> None:
     """All files agree and are the same files; only the note outside knows better."""
     run = begun(tmp_path / "run", rounds=2)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
-    plan = plan_of(recipe, federation_of(recipe.data))
-    directory = RunDirectory.open(run, plan)
-    next(iter(Run(plan).keep_in(directory)))
-    directory.close()
+    one_more(run)
     for path, data in before.items():
         with path.open("r+b") as file:
             file.truncate()
@@ -318,16 +305,12 @@ def test_everything_put_back_to_an_earlier_state_is_noticed(fedveil: Call, tmp_p
 
 
 def test_an_older_checkpoint_put_back_does_not_fit_the_metrics(
-    fedveil: Call, tmp_path: Path
+    fedveil: Shell, tmp_path: Path
 ) -> None:
     run = begun(tmp_path / "run", rounds=2)
     state = run / "checkpoint/state.safetensors"
     before = state.read_bytes()
-    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
-    plan = plan_of(recipe, federation_of(recipe.data))
-    directory = RunDirectory.open(run, plan)
-    next(iter(Run(plan).keep_in(directory)))
-    directory.close()
+    one_more(run)
     state.write_bytes(before)
     for command in (["account", run], ["run", "--resume", run]):
         code, _, err = fedveil(*command)
@@ -335,35 +318,29 @@ def test_an_older_checkpoint_put_back_does_not_fit_the_metrics(
         assert "shows round 3" in err
 
 
-def test_of_a_run_and_its_copy_only_one_goes_on(fedveil: Call, tmp_path: Path) -> None:
+def test_of_a_run_and_its_copy_only_one_goes_on(fedveil: Shell, tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     shutil.copytree(run, tmp_path / "copy")
-    code, _, err = fedveil("run", "--resume", tmp_path / "copy")
-    assert code == 2
-    assert "copy" in err
-    assert "--moved" in err
-    assert len(err.strip().splitlines()) == 1
+    done = fedveil("run", "--resume", tmp_path / "copy")
+    assert done.refused
+    assert "--moved" in done.err
     assert fedveil("account", tmp_path / "copy")[0] == 0  # whoever looks changes nothing
 
-    code, out, err = fedveil("run", "--resume", tmp_path / "copy", "--moved", "--json")
-    assert code == 0, err
-    assert MOVED in json.loads(out)["guarantee"]["rests_on"]
-    code, out, _ = fedveil("account", tmp_path / "copy", "--json")
-    assert code == 0
-    assert MOVED in json.loads(out)["rests_on"]
-    assert MOVED in json.loads(out)["statement"]
+    moved = fedveil("run", "--resume", tmp_path / "copy", "--moved", "--json").document
+    assert MOVED in moved["guarantee"]["rests_on"]
+    found = fedveil("account", tmp_path / "copy", "--json").document
+    assert MOVED in found["rests_on"]
+    assert MOVED in found["statement"]
     for command in (
         ["run", "--resume", run],
         ["run", "--resume", run, "--moved"],
         ["account", run],
     ):
-        code, _, err = fedveil(*command)
-        assert code == 2
-        assert "older copy" in err
+        assert fedveil(*command).refused
 
 
 def test_without_a_note_a_copy_is_refused_all_the_same(
-    fedveil: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fedveil: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = begun(tmp_path / "run")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
@@ -376,16 +353,14 @@ def test_without_a_note_a_copy_is_refused_all_the_same(
 
 
 def test_a_lost_round_is_told_of_and_cannot_be_cut_off_any_more(
-    fedveil: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fedveil: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The round after the third was reserved and broke off; nothing outside knows of it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = begun(tmp_path / "run")
     Ledger.open(run / "ledger.jsonl").reserve(DONE)
     shutil.rmtree(tmp_path / "state")
-    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
-    plan = plan_of(recipe, federation_of(recipe.data))
-    directory = RunDirectory.open(run, plan)
+    plan, directory = opened(run)
     assert Run(plan).keep_in(directory).next_round == DONE + 1
     directory.close()
     whole = "".join(lines(run))
@@ -400,11 +375,11 @@ def test_a_lost_round_is_told_of_and_cannot_be_cut_off_any_more(
     assert shown == [1, 2, 3, 5, 6]
 
 
-def test_moved_goes_with_resume(fedveil: Call) -> None:
+def test_moved_goes_with_resume(fedveil: Shell) -> None:
     assert fedveil("run", "--moved")[0] == 2
 
 
-def test_a_simulation_may_be_copied_and_goes_on(fedveil: Call, tmp_path: Path) -> None:
+def test_a_simulation_may_be_copied_and_goes_on(fedveil: Shell, tmp_path: Path) -> None:
     run = begun(tmp_path / "run", seed=3)
     shutil.copytree(run, tmp_path / "copy")
     models = []
@@ -420,33 +395,27 @@ def test_a_simulation_may_be_copied_and_goes_on(fedveil: Call, tmp_path: Path) -
     ids=["amplified", "random cohorts that are seen", "schedule"],
 )
 def test_a_stopped_run_is_worth_its_whole_plan(
-    fedveil: Call, tmp_path: Path, more: tuple[str, ...]
+    fedveil: Shell, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     run = begun(tmp_path / "run", *more)
     promised = json.loads((run / "guarantee.json").read_text())
-    code, out, err = fedveil("account", run, "--json")
-    assert code == 0, err
-    found = json.loads(out)
+    found = fedveil("account", run, "--json").document
     assert (found["epsilon"], found["rounds"]) == (promised["epsilon"], 6)
     assert (found["rounds_begun"], found["rounds_planned"]) == (3, 6)
     assert 0 < found["not_certified_epsilon_of_rounds_begun"] < promised["epsilon"]
-    code, out, _ = fedveil("account", run)
-    assert "3 of 6 rounds were begun" in out
-    assert "not certified" in " ".join(out.split())
+    assert "not certified" in " ".join(fedveil("account", run).out.split())
 
 
 def test_a_run_of_another_plan_is_refused(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
-    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
-    plan = plan_of(recipe, federation_of(recipe.data))
+    plan, directory = opened(run)
     quieter = replace(plan, noise_multiplier=0.1)
-    with pytest.raises(ConfigError, match="promises something else"):
-        RunDirectory.open(run, quieter)
-    directory = RunDirectory.open(run, plan)
-    with pytest.raises(ConfigError, match="another plan"):
+    with pytest.raises(ConfigError):
         Run(quieter).keep_in(directory)
     Run(plan).keep_in(directory)
     directory.close()
+    with pytest.raises(ConfigError, match="promises something else"):
+        RunDirectory.open(run, quieter)
 
 
 def neighbour(federation: Federation) -> Federation:
@@ -555,7 +524,7 @@ def owned(path: Path, owners: list[str]) -> None:
     path.write_text("\n".join(["who,x,y", *rows]) + "\n")
 
 
-def test_a_schedule_does_not_go_on_with_other_clients(tmp_path: Path, fedveil: Call) -> None:
+def test_a_schedule_does_not_go_on_with_other_clients(tmp_path: Path, fedveil: Shell) -> None:
     """Turns count places: who moves down a place may have two of them, and pays for one."""
     table, names = tmp_path / "rows.csv", [f"owner {number}" for number in range(10)]
     owned(table, names)
@@ -586,10 +555,8 @@ def test_a_schedule_does_not_go_on_with_other_clients(tmp_path: Path, fedveil: C
     assert fedveil("run", "--resume", tmp_path / "run", "--quiet")[0] == 0
 
 
-def test_metrics_that_are_no_text_are_one_clear_error(tmp_path: Path, fedveil: Call) -> None:
+def test_metrics_that_are_no_text_are_one_clear_error(tmp_path: Path, fedveil: Shell) -> None:
     path = begun(tmp_path / "run")
     (path / "metrics.jsonl").write_bytes(bytes(range(256)))
     for arguments in (("account", path), ("run", "--resume", path)):
-        code, _, err = fedveil(*arguments)
-        assert code == 2
-        assert "damaged" in err
+        assert fedveil(*arguments).refused

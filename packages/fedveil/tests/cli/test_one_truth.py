@@ -10,86 +10,141 @@ from typing import Any
 
 import pytest
 from tests.settings import TUNED
+from tests.shell import Shell
 
 from fedveil.cli import main
 from fedveil.cli.report import document_of
 from fedveil.report.page import page
-from fedveil.report.scores import useless
+from fedveil.report.scores import NAMES, useless
 
-Capture = pytest.CaptureFixture[str]
 SMALL = ["--set", "training.rounds=2", "--set", "data.clients=20"]
 
 
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("truth") / "run"
+    assert main(["run", *SMALL, "--quiet", "--output", str(path)]) == 0
+    return path
+
+
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
-    rows = [f"c{client},{client % 7 + row},{('no', 'yes')[row % 2]}" for client in range(30)
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options for a table in which yes is rare and x tells it."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"c{client},{client % 7 + row},{('no', 'yes')[row == 5]}" for client in range(30)
             for row in range(6)]  # fmt: skip
-    file = tmp_path / "visits.csv"
-    file.write_text("\n".join(["who,x,y", *rows]) + "\n")
-    return file
+    (tmp_path / "visits.csv").write_text("\n".join(["who,x,y", *rows]) + "\n")
+    return ["--data", "visits.csv", "--client-column", "who", "--label", "y", *TUNED]
 
 
-def run(capsys: Capture, *words: str) -> tuple[dict[str, Any], str]:
-    assert main(["run", *words, "--json"]) == 0
-    printed = capsys.readouterr()
-    return json.loads(printed.out), printed.err
-
-
-def test_terminal_and_page_give_the_attacker_the_same_rate(tmp_path: Path, capsys: Capture) -> None:
-    _, terminal = run(capsys, *SMALL, "--output", str(tmp_path / "run"))
-    (said,) = re.findall(r"([\d.]+) % certainty", " ".join(terminal.split()))
+@pytest.mark.parametrize("seed", [[], ["--seed", "1"]], ids=["certified", "simulated"])
+def test_an_attackers_rate_is_the_same_everywhere(
+    fedveil: Shell, tmp_path: Path, seed: list[str]
+) -> None:
+    done = fedveil("run", *SMALL, *seed, "--output", tmp_path / "run", "--json")
+    (said,) = re.findall(r"([\d.]+) % certainty", " ".join(done.err.split()))
     document = document_of(tmp_path / "run")
-    assert float(said) >= 100 * document["attack"]["right_guesses"] - 0.05
+    assert done.document["attack"] == document["attack"]
+    assert 0 <= float(said) - 100 * document["attack"]["right_guesses"] < 0.1
     assert f"{said}%" in page([document])
 
 
-def test_a_simulation_names_the_command_that_would_be_certified(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_terminal_and_page_lead_with_the_same_score(fedveil: Shell, table: list[str]) -> None:
+    """Which is not accuracy where one class is rare."""
+    done = fedveil("run", *table, "--seed", "1", "--quiet", "--output", "run")
+    first = next(line for line in done.out.splitlines() if "constant:" in line)
+    (tile,) = re.findall(
+        r'<dl class="tiles main"><div><dt>(.*?)</dt>', page([document_of(Path("run"))])
+    )
+    assert tile == NAMES["auc"]
+    assert first.lstrip("│ ").startswith(tile)
+
+
+def test_quiet_is_quiet(fedveil: Shell, tmp_path: Path, table: list[str]) -> None:
+    """A certified run says nothing; of one that is not, no search for settings is shown."""
+    enough = ["--set", "privacy.epsilon=50", "--quiet"]
+    assert fedveil("run", *SMALL, *enough, "--output", tmp_path / "a").err == ""
+    found = fedveil("run", *table[:6], *enough, "--seed", "1", "--output", tmp_path / "b")
+    assert found.code == 0
+    assert found.err.startswith("Not certified: ")
+    assert " runs, " not in found.err
+
+
+def test_an_expectation_that_was_wrong_is_not_kept(
+    fedveil: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """That noise drowns the model is a guess before the training, and the scores know better."""
+    monkeypatch.setattr("fedveil.planning.plan.Plan.drowned", ("this drowns",))
+    learns = ["--seed", "1", "--set", "training.rounds=10", "--set", "privacy.epsilon=50"]
+    assert fedveil("run", *learns, "--output", tmp_path / "a", "--json").document["warnings"] == []
+    blind = ["--seed", "1", *SMALL, "--set", "training.learning_rate=1e-9"]
+    found = fedveil("run", *blind, "--output", tmp_path / "b", "--json").document
+    assert found["warnings"][0] == "this drowns"
+    assert document_of(tmp_path / "b")["warnings"] == found["warnings"]
+
+
+def test_a_simulation_names_the_command_that_would_be_certified(
+    fedveil: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its seed stands in a recipe."""
     monkeypatch.chdir(tmp_path)
-    result, terminal = run(capsys, *SMALL, "--seed", "1", "--output", "run")
-    command = result["certify"]
-    assert command in " ".join(terminal.split())
+    done = fedveil("run", *SMALL, "--seed", "1", "--output", "run", "--json")
+    command = done.document["certify"]
+    assert command in " ".join(done.err.split())
     assert document_of(Path("run"))["certify"] == command
-    program, name, *words = shlex.split(command)
-    assert (program, name) == ("fedveil", "run")
-    again, terminal = run(capsys, *words)
-    assert again["guarantee"]["certified"]
-    assert again["certify"] is None
-    assert "To certify" not in terminal
-
-
-def test_a_seed_in_a_recipe_is_taken_out_by_the_command(tmp_path: Path, capsys: Capture) -> None:
-    result, _ = run(capsys, *SMALL, "--seed", "1", "--output", str(tmp_path / "a"))
-    recipe = str(tmp_path / "a" / "recipe.toml")
-    result, _ = run(capsys, recipe, "--output", str(tmp_path / "b"))
-    assert not result["guarantee"]["certified"]
-    result, _ = run(capsys, *shlex.split(result["certify"])[2:], "--output", str(tmp_path / "c"))
-    assert result["guarantee"]["certified"]
+    again = fedveil("run", "run/recipe.toml", "--output", "again", "--json").document
+    assert not again["guarantee"]["certified"]
+    for number, one in enumerate((command, again["certify"])):
+        program, *words = shlex.split(one)
+        assert program == "fedveil"
+        found = fedveil(*words, "--output", f"certified-{number}", "--json")
+        assert found.document["guarantee"]["certified"]
+        assert found.document["certify"] is None
+        assert "To certify" not in found.err
 
 
 def test_a_table_is_certified_after_its_schema_is_confirmed(
-    table: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    fedveil: Shell, table: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["--data", str(table), "--client-column", "who", "--label", "y", *TUNED]
-    result, _ = run(capsys, *words, "--output", "a")
+    result = fedveil("run", *table, "--output", "a", "--json").document
     assert not result["guarantee"]["certified"]
     draft, command = result["certify"].splitlines()
-    assert main(shlex.split(draft, comments=True)[1:]) == 0
-    capsys.readouterr()
+    assert fedveil(*shlex.split(draft, comments=True)[1:]).code == 0
     schema = tmp_path / "visits.toml"
     lines = [line for line in schema.read_text().splitlines() if not line.startswith("guess")]
     schema.write_text("\n".join(lines) + "\n")
-    result, _ = run(capsys, *shlex.split(command)[2:], "--output", "b")
+    result = fedveil(*shlex.split(command)[1:], "--output", "b", "--json").document
     assert result["guarantee"]["certified"], result["guarantee"]["reason"]
 
 
-def test_an_uncertified_epsilon_is_never_just_epsilon(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["run", *SMALL, "--seed", "1", "--quiet", "--output", str(tmp_path / "run")]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"epsilon, if this were\s+certified|epsilon, if this were certified", shown)
-    assert "<dt>epsilon</dt>" not in page([document_of(tmp_path / "run")])
+def test_an_uncertified_epsilon_is_never_just_epsilon(fedveil: Shell, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = fedveil("run", *SMALL, "--seed", "1", "--quiet", "--output", run)
+    tables = done.out + fedveil("account", run).out
+    named = re.findall(r"│ (epsilon\b[^│]*?) *│", tables)
+    assert len(named) > 2
+    assert all("if this were" in one for one in named)
+    assert "<dt>epsilon</dt>" not in page([document_of(run)])
+
+
+def test_the_ledger_of_a_run_proves_what_it_promised(fedveil: Shell, certified: Path) -> None:
+    promised = json.loads((certified / "guarantee.json").read_text())
+    found = fedveil("account", certified, "--json").document
+    begun = {
+        "rounds_begun": 2,
+        "rounds_planned": 2,
+        "not_certified_epsilon_of_rounds_begun": promised["epsilon"],
+    }
+    assert found == promised | begun
+
+
+def test_a_recipe_is_accounted_and_calibrated(fedveil: Shell, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[training]\nrounds = 5\n[privacy]\nnoise_multiplier = 2.0\n")
+    assert fedveil("account", recipe, "--json").document["noise_multiplier"] == 2.0
+    calibrated = fedveil("calibrate", recipe, "--epsilon", "3", "--json").document
+    assert 2.99 < calibrated["epsilon"] <= 3
+    assert fedveil("account", tmp_path / "none").refused
 
 
 @pytest.mark.parametrize(
@@ -110,27 +165,29 @@ def test_a_model_worse_than_a_constant_is_called_useless(scores: Any, verdict: s
     assert useless({**(scores or {}), "clearly_better_than_constant": True}) == ""
 
 
-def test_the_banner_says_private_and_useless(tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "run"
-    run(capsys, *SMALL, "--output", str(path))
-    result = json.loads((path / "result.json").read_text())
+def test_the_banner_says_private_and_useless(certified: Path) -> None:
+    file = certified / "result.json"
+    kept = file.read_text()
     scores = {"rmse": 9.4, "constant": {"rmse": 0.5}, "clearly_better_than_constant": False}
-    result |= {"scores": scores, "warnings": ["noise drowns this <model>"]}
-    (path / "result.json").write_text(json.dumps(result))
-    text = page([document_of(path)])
+    changed = {"scores": scores, "warnings": ["noise drowns this <model>"]}
+    try:
+        file.write_text(json.dumps(json.loads(kept) | changed))
+        text = page([document_of(certified)])
+    finally:
+        file.write_text(kept)
     badges = re.findall(r'<p class="badge [a-z]+">([^<]*)', text)
     assert badges[0] == "Private, and useless: worse than the mean."
     assert badges[-1] == "Warning: noise drowns this &lt;model&gt;"
 
 
 def test_recipes_for_different_data_are_not_compared(
-    tmp_path: Path, capsys: Capture, table: Path
+    fedveil: Shell, tmp_path: Path, table: list[str]
 ) -> None:
     (tmp_path / "a.toml").write_text('[data]\nsource = "digits"\n')
     (tmp_path / "b.toml").write_text(
-        f'[data]\nfile = "{table}"\nclient_column = "who"\nlabel = "y"\n'
+        '[data]\nfile = "visits.csv"\nclient_column = "who"\nlabel = "y"\n'
     )
-    files = [str(tmp_path / name) for name in ("a.toml", "b.toml")]
-    assert main(["compare", *files, "--output", str(tmp_path / "out")]) == 2
-    assert "digits" in (error := capsys.readouterr().err)
-    assert "visits.csv" in error
+    done = fedveil("compare", "a.toml", "b.toml")
+    assert done.refused
+    assert "digits" in done.err
+    assert "visits.csv" in done.err

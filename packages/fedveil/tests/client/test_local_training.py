@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -19,53 +22,33 @@ RULE = LocalTraining(LearningRate(0.1), steps=1)
 TINY = math.ulp(0.0)
 
 
-@pytest.mark.parametrize("bad", [0.0, -TINY, -1.0, math.inf, math.nan])
-def test_rates_decays_and_clips_are_positive_and_finite(bad: float) -> None:
-    with pytest.raises(ConfigError, match="learning_rate"):
-        LearningRate(bad)
-    with pytest.raises(ConfigError, match="decay"):
-        LearningRate(0.1, Schedule.INVERSE, bad)
-    with pytest.raises(ConfigError, match="norm must be positive"):
-        GradientClip(bad)
-    assert LearningRate(TINY, Schedule.INVERSE, TINY).rate == GradientClip(TINY).norm
+NOT_POSITIVE, NEGATIVE = (0.0, -TINY, -1.0, math.inf, math.nan), (-TINY, math.inf, math.nan)
+RATES = {"learning_rate": LearningRate, "decay": partial(LearningRate, 0.1, Schedule.INVERSE)}
+EDGES = [  # what names a value, how it is set, what is refused, and what is not
+    *((name, make, NOT_POSITIVE, TINY) for name, make in RATES.items()),
+    ("norm", GradientClip, NOT_POSITIVE, TINY),
+    ("order", partial(GradientClip, 1.0), (0, 3), 1),
+    ("steps", lambda steps: replace(RULE, steps=steps), (0, None), 1),
+    ("epochs", lambda epochs: replace(RULE, steps=None, epochs=epochs), (0,), 1),
+    ("epochs", lambda epochs: replace(RULE, epochs=epochs), (1,), None),
+    ("batch_size", lambda size: replace(RULE, batch_size=size), (0,), 1),
+    ("momentum", lambda one: replace(RULE, momentum=one), (*NEGATIVE, 1.0), math.nextafter(1, 0)),
+    ("projection_radius", lambda r: replace(RULE, projection_radius=r), (0.0, -1.0, math.nan), 1),
+    *(
+        (name, lambda value, name=name: replace(RULE, **{name: value}), NEGATIVE, 0.0)
+        for name in ("weight_decay", "penalty", "penalty_radius", "gradient_noise")
+    ),
+]
 
 
-@pytest.mark.parametrize("order", [0, 3])
-def test_gradients_are_clipped_in_l1_or_l2(order: int) -> None:
-    with pytest.raises(ConfigError, match="order must be 1 or 2"):
-        GradientClip(1.0, order)
-    assert [GradientClip(1.0, one).order for one in (1, 2)] == [1, 2]
-
-
-def test_exactly_one_of_steps_and_epochs_is_set() -> None:
-    for steps, epochs in ((None, None), (1, 1)):
-        with pytest.raises(ConfigError, match="exactly one"):
-            LocalTraining(LearningRate(0.1), steps=steps, epochs=epochs)
-    for name in ("steps", "epochs", "batch_size"):
-        lone = {"steps": None} if name == "epochs" else {}
-        with pytest.raises(ConfigError, match=f"{name} must be at least 1"):
-            replace(RULE, **lone, **{name: 0})
-        assert getattr(replace(RULE, **lone, **{name: 1}), name) == 1
-
-
-@pytest.mark.parametrize(
-    "name", ["momentum", "weight_decay", "penalty", "penalty_radius", "gradient_noise"]
-)
-def test_strengths_are_zero_or_positive(name: str) -> None:
-    for bad in (-TINY, math.inf, math.nan):
-        with pytest.raises(ConfigError, match=f"{name} must be zero or positive"):
-            replace(RULE, **{name: bad})
-    assert getattr(replace(RULE, **{name: 0.0}), name) == 0.0
-
-
-def test_momentum_is_below_one_and_a_projection_has_a_radius() -> None:
-    with pytest.raises(ConfigError, match="below 1"):
-        replace(RULE, momentum=1.0)
-    assert replace(RULE, momentum=math.nextafter(1, 0)).momentum < 1
-    for bad in (0.0, -1.0, math.nan):
-        with pytest.raises(ConfigError, match="projection_radius"):
-            replace(RULE, projection_radius=bad)
-    assert replace(RULE, projection_radius=TINY).projection_radius == TINY
+@pytest.mark.parametrize(("name", "make", "refused", "taken"), EDGES)
+def test_values_are_taken_up_to_their_edges(
+    name: str, make: Callable[[Any], object], refused: tuple[Any, ...], taken: Any
+) -> None:
+    for bad in refused:
+        with pytest.raises(ConfigError, match=name):
+            make(bad)
+    make(taken)
 
 
 @pytest.mark.parametrize("field", ["momentum", "penalty", "gradient_noise", "projection_radius"])

@@ -43,7 +43,7 @@ class World:
         self.entered: list[tuple[Any, float]] = []  # integers over a whole vote, and std
         self.noisy: list[Any] = []
         self._first, self._draw = first, np.random.default_rng(9)
-        columns, protect = dp_schema.bought_columns, dp_schema.protect_sum
+        columns, protect = dp_schema.summaries, dp_schema.protect_sum
 
         def coupled(table: Any, voters: Any, noisy: Any, std: float, *rest: Any) -> Any:
             def again(votes: Any) -> Any:
@@ -58,7 +58,7 @@ class World:
             return protect(total, std, grid, stream)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dp_schema, "bought_columns", coupled)
+            patch.setattr(dp_schema, "summaries", coupled)
             patch.setattr(dp_schema, "protect_sum", selected)
             self.federation = from_table(
                 path,

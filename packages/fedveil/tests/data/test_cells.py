@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from fedveil.core.errors import ConfigError
-from fedveil.data import cells
-from fedveil.data.encoding import numbers_of
+from fedveil.data import cells, rows
+from fedveil.data.encoder import numbers_of
 from fedveil.data.schema import Column, Kind
 from fedveil.data.table import from_table
 
@@ -45,6 +45,8 @@ from fedveil.data.table import from_table
         ("-$5", -5.0, -5.0),
         ("€ 7", 7.0, 7.0),
         ("52 kg", 52.0, 52.0),
+        ("52\u00a0kg", 52.0, 52.0),
+        ("€\u202f7", 7.0, 7.0),
         ("-1.5km", -1.5, -1.5),
         ("EUR 7", 7.0, 7.0),
         ("1.234,56 EUR", None, 1234.56),
@@ -129,6 +131,30 @@ def test_every_cell_is_read_by_itself(column):
     ):
         alone = [read(pa.array([cell], pa.string())).to_pylist()[0] for cell in column]
         assert read(together).to_pylist() == alone
+
+
+_CELLS = (b"1", b"", b" 7.0 ", b"\xc3\xa9", b"\xff", b'"a,b"', b'"x""y"', b'"one\ntwo"', b"z" * 30)
+
+
+@given(st.lists(st.lists(st.sampled_from(_CELLS), min_size=1, max_size=4), min_size=1), st.data())
+@settings(max_examples=100, deadline=None)
+def test_where_a_block_of_a_file_begins_changes_nothing(tmp_path_factory, lines, data):
+    """Quoted line ends, cells that are not UTF-8 and rows of another length included."""
+    lines = [[b"1", b"1", b"1"], *lines]
+    end = data.draw(st.sampled_from([b"\n", b"\r\n"]))
+    path = tmp_path_factory.mktemp("blocks") / "t.csv"
+    path.write_bytes(end.join([b"a,b,c", *(b",".join(line) for line in lines)]))
+    whole = rows.read_table(path, ["b", "c"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "_BYTES", data.draw(st.integers(1, 50)))
+        assert rows.read_table(path, ["b", "c"]).to_pydict() == whole.to_pydict()
+    expected = [
+        None if len(line) != 3 or b"\xff" in line[1] else line[1].strip(b'" ').decode()
+        for line in lines
+        if line != [b""]
+    ]
+    expected = [text.replace('""', '"') or None if text else None for text in expected]
+    assert whole.column("b").to_pylist() == expected
 
 
 SCHEMA = {

@@ -99,7 +99,7 @@ def test_a_list_of_data_sets_numbers_its_clients() -> None:
         ),
         ([Items(slice(0, 3), as_mapping=True)], ("x", "label"), r"no 'x' among 'picture', 'label'"),
         ([[(1.0, 2.0, 3.0)]], None, "must be pairs"),
-        ([[(np.zeros(2), 0), (np.zeros(3), 0)]], None, "its items differ in shape"),
+        ([[(np.zeros(2), 0), (np.zeros(3), 0)]], None, r"inputs of shape \[3\]"),
         ({"a": [(np.zeros(2), 0)], "b": [(np.zeros(3), 0)]}, None, r"'b': inputs of shape \[3\]"),
         ([iter([(0.0, 1)])], None, "has no items by number"),
     ],

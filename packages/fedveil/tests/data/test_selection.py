@@ -16,7 +16,7 @@ from scipy.stats import beta
 import fedveil as fv
 from fedveil.core.units import Trust, Unit
 from fedveil.data.dp_schema import Offer, buy
-from fedveil.data.labels import MOST_CLASSES
+from fedveil.data.draft import MOST_CLASSES
 from fedveil.data.statistics import Voters, spread_votes
 
 FAILURE = 0.02  # as large as it may be seen in so few runs
@@ -61,8 +61,8 @@ def test_values_of_one_unit_alone_appear_no_more_often_than_was_accounted(
     runs = 150 if own < 1000 else 12
     seen = 0
     for seed in range(runs):
-        columns, _ = buy(table, "y", clients, offer_for(unit, seed), ".", separator)
-        found = columns["y"].categories
+        bought = buy(table, "y", clients, offer_for(unit, seed), ".", separator)
+        found = bought.columns["y"].categories
         assert {"no", "yes"} <= set(found)
         seen += any(name.startswith("own") for name in found)
     assert too_often(seen, runs) <= FAILURE

@@ -58,7 +58,7 @@ def test_defaults_of_a_source_can_be_changed_one_by_one():
         (("xyz",), {}, "digits, femnist"),
         (("digits", "owner"), {}, "no owners"),
         (("digits", "random"), {}, "partition 'random' is unknown"),
-        (("digits",), {"alpha": 1.0}, "digits: 'alpha' is unknown; partition 'iid' has"),
+        (("digits",), {"alpha": 1.0}, "digits: partition 'iid' has no 'alpha'"),
         (("digits",), {"clients": 5000}, "5000 clients"),
         (("synthetic-linear", "iid"), {}, "takes no partition"),
         (("synthetic-linear",), {"features": 0}, "features=0"),

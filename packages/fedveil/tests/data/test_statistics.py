@@ -88,7 +88,7 @@ class World:
             patch.setattr(dp_schema, "discrete_gaussian", self._share)
             patch.setattr(statistics, "range_of", self._range)
             patch.setattr(Voters, "votes", noted)
-            _, self.paid = buy(table, "c0", clients, offer, ".")
+            self.paid = buy(table, "c0", clients, offer, ".").bought
         width = len(table)
         self.sums = [np.concatenate(seen[:width]), np.concatenate(seen[width:])]
 
@@ -254,7 +254,8 @@ def test_what_is_bought_is_about_right(unit: Unit) -> None:
     clients = np.arange(rows) % 5000
     trust = Trust.DISTRIBUTED if unit is Unit.RECORD else Trust.CENTRAL
     offer = Offer(unit, trust, 8.0, 1e-6, 5 if unit is Unit.RECORD else 5000, seed=3)
-    columns, paid = buy(table, "ill", clients, offer, ".")
+    found = buy(table, "ill", clients, offer, ".")
+    columns, paid = found.columns, found.bought
     kinds = {name: column.kind for name, column in columns.items()}
     wanted = {"income": Kind.NUMBER, "year": Kind.NUMBER, "when": Kind.DATE, "gap": Kind.NUMBER}
     assert wanted | {"job": Kind.CATEGORY} == {n: kinds[n] for n in kinds if n != "ill"}
@@ -286,9 +287,8 @@ def test_a_name_that_one_client_alone_has_is_not_published() -> None:
     table = {"income": table["income"], "ill": pa.chunked_array([labels])}
     clients = np.arange(rows) % 300
     for seed in range(200):
-        columns, _ = buy(
-            table, "ill", clients, Offer(Unit.CLIENT, Trust.CENTRAL, 3.0, 1e-6, seed=seed), "."
-        )
+        offer = Offer(Unit.CLIENT, Trust.CENTRAL, 3.0, 1e-6, seed=seed)
+        columns = buy(table, "ill", clients, offer, ".").columns
         assert "secret" not in columns["ill"].categories
 
 
@@ -386,13 +386,13 @@ def test_a_purchase_that_came_to_nothing_is_in_a_ledger(
     def failed(*args: Any, **settings: Any) -> Any:
         raise fv.ConfigError("something that depends on what was bought")
 
-    monkeypatch.setattr(dp_schema, "bought_columns", interrupted)
+    monkeypatch.setattr(dp_schema, "summaries", interrupted)
     assert main(command) == 130
     assert found == [True]
     monkeypatch.undo()
     capsys.readouterr()
-    original = dp_schema.bought_columns
-    monkeypatch.setattr(dp_schema, "bought_columns", lambda *args: failed(original(*args)))
+    original = dp_schema.summaries
+    monkeypatch.setattr(dp_schema, "summaries", lambda *args: failed(original(*args)))
     assert main(command) == 2
     assert "fedveil account" in capsys.readouterr().err
     monkeypatch.undo()
@@ -491,7 +491,7 @@ def test_shares_of_many_clients_cost_what_they_should() -> None:
     """2,000 noise shares on a grid cost within 1 % of one Gaussian of the same size."""
     rows = {"a": pa.chunked_array([["1"] * 10]), "c0": pa.chunked_array([["2"] * 10])}
     offer = Offer(Unit.RECORD, Trust.DISTRIBUTED, 12.0, 1e-6, 2000, seed=1)
-    _, paid = buy(rows, "c0", np.zeros(10, np.int64), offer, ".")
+    paid = buy(rows, "c0", np.zeros(10, np.int64), offer, ".").bought
     model = PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
     found = account(paid.releases, privacy_model=model, delta=1e-6).epsilon
     one = PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.LOCAL)

@@ -10,12 +10,12 @@ import pytest
 
 from fedveil.core.errors import ConfigError
 from fedveil.data import declared
+from fedveil.data.draft import COLUMNS
 from fedveil.data.federation import ARTIFICIAL_NOTE, HELD_OUT_NOTE, Examples, Federation, Task
-from fedveil.data.labels import STANDARDISED
 from fedveil.data.partition import IID, ByOwner, Dirichlet, SortedSlices
 from fedveil.data.sources import load
 from fedveil.data.sources.source import Pool, Source
-from fedveil.data.table import COLUMNS, from_table
+from fedveil.data.table import STANDARDISED, from_table
 from fedveil.training.engines.shared_memory import share
 from fedveil.tune.proxy import some_clients
 

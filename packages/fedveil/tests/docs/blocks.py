@@ -15,6 +15,7 @@ from tests.paths import ROOT
 
 from fedveil.cli import commands, main, parser_of
 from fedveil.planning import recipe as recipes
+from fedveil_federation.deploy.policy import Policy
 
 _FENCE = re.compile(
     r'^```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$'
@@ -75,8 +76,12 @@ def _accepted(words: list[str]) -> None:
 
 
 def _recipe(text: str) -> None:
-    """An excerpt of a recipe: every key is known, and its value possible."""
-    recipes.parse(tomllib.loads(text))
+    """An excerpt of a recipe, or of a site's policy: its keys are known, its values possible."""
+    given = tomllib.loads(text)
+    if "allow" in given:
+        Policy.of({"budget": {"epsilon": 1.0}, **given})
+    else:
+        recipes.parse(given)
 
 
 def search_less(monkeypatch: pytest.MonkeyPatch) -> None:

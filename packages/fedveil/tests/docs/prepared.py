@@ -72,8 +72,11 @@ def deploy() -> Scope:
     Path("schema.toml").write_text(tomli_w.dumps({"columns": columns}))
     (policy,) = (block.text for block in blocks_of("deploy.md") if "[lifetime]" in block.text)
     Path("policy.toml").write_text(policy)
-    Path("patients.csv").write_text(table(50, 1).replace("ill", "income", 1))
-    Path("north.bundle").symlink_to("hospitals/bundles/north.bundle")  # as if it had been sent
+    Path("persons.toml").write_text(policy.replace('units = ["record"]', 'units = ["person"]'))
+    for name, seed in (("patients.csv", 1), ("visits.csv", 2)):
+        Path(name).write_text(table(50, seed).replace("ill", "income", 1))
+    for site in ("north", "south"):  # as if they had been sent
+        Path(f"{site}.bundle").symlink_to(f"hospitals/bundles/{site}.bundle")
     draw = np.random.default_rng(2)
 
     def read(text: str) -> Policy | ArraySchema | Plan:
@@ -83,7 +86,7 @@ def deploy() -> Scope:
         recipe = recipes.with_defaults(recipes.parse(given))
         federation = Facts("hospitals", "classification", 2, (5,), (2000,) * 3).federation()
         plan, allowed = planned(recipe, federation), Policy.of(tomllib.loads(policy))
-        allowed.check_recipe(recipe, recipe.model.name, parameters(recipe, federation))
+        allowed.check_recipe(recipe, recipe.model.name, parameters(recipe.model, federation))
         assert plan.guarantee is not None
         assert plan.privacy_model is not None
         allowed.check(plan.guarantee, plan.privacy_model, plan.secure_sums)
@@ -104,18 +107,17 @@ def secagg() -> Scope:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from fedveil.privacy.secure_sums.dropouts import Dropouts
-    from fedveil.privacy.secure_sums.mode import SecureMode
     from fedveil.privacy.secure_sums.params import SecAggParams
     from fedveil_federation.secagg.device_store import DeviceStore, Lock
     from fedveil_federation.secagg.participant import Participant
-    from fedveil_federation.secagg.roster import Admission, Roster
+    from fedveil_federation.secagg.roster import Roster
     from fedveil_federation.secagg.simulation import Simulation
 
     key = Path("device.key")
     key.touch(mode=0o600)
     key.write_bytes(bytes(range(32)))
     public = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
-    parts = (SecAggParams, Simulation, SecureMode, Lock, DeviceStore, Roster, Admission)
+    parts = (SecAggParams, Simulation, Lock, DeviceStore, Roster)
     return {
         **{part.__name__: part for part in (*parts, Participant, Path)},
         **{"round_number": 1, "members": range(100), "dimension": 5, "bits": 32},
@@ -130,7 +132,22 @@ def start() -> Scope:
     return {}
 
 
+def visits() -> Scope:
+    """A table of three hospitals, whose patients come several times."""
+    draw, lines = np.random.default_rng(1), ["hospital,patient,dose,ill"]
+    for patient, count in enumerate(draw.integers(1, 5, 150)):
+        for dose in draw.normal(size=count):
+            lines.append(f"h{patient % 3},p{patient},{dose:.2f},{('no', 'yes')[int(dose > 0)]}")
+    Path("visits.csv").write_text("\n".join(lines) + "\n")
+    number, label = '"number"\nmean = 0\nstd = 1', '"category"\ncategories = ["no", "yes"]'
+    Path("visits.toml").write_text(
+        f"[columns.dose]\ntype = {number}\n[columns.ill]\ntype = {label}\n"
+    )
+    return {}
+
+
 PREPARED: dict[str, Callable[[], Scope]] = {
+    "choose-privacy.md": visits,
     "data.md": data,
     "deploy.md": deploy,
     "planner.md": planner,

@@ -13,6 +13,8 @@ nbformat = pytest.importorskip("nbformat", reason="notebooks need their tools: m
 nbclient = pytest.importorskip("nbclient", reason="notebooks need their tools: make docs")
 pytest.importorskip("ipykernel", reason="notebooks need their tools: make docs")
 
+pytestmark = pytest.mark.slow  # ten seconds each
+
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 
 

@@ -33,7 +33,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "run = fv.Run(plan, callbacks=": "needs an extra: tests/run/test_callbacks.py",
     },
     "deploy.md": dict.fromkeys(("hub start", "site start", "site members", "site trust"), _MACHINES)
-    | dict.fromkeys(("federation status", "federation run", "federation evaluate"), _MACHINES),
+    | dict.fromkeys(("federation status", "federation run", "federation evaluate"), _MACHINES)
+    | dict.fromkeys(("predict north/", "evaluate north/", "report north/"), _MACHINES),
     "planner.md": {
         "plan recipe.toml": f"{_MINUTES} with its pilot: tests/plan",
         "run best.toml": "made by the line before it",
@@ -46,7 +47,18 @@ NOT_RUN: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in FOLLOWED])
+# Searches of quarters of a minute.
+SLOW = ("tutorials/own-table.md", "tutorials/rounds-and-steps.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
+        for page in PAGES
+        if page not in FOLLOWED
+    ],
+)
 def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = blocks_of(page)
     if not blocks:

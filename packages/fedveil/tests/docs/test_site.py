@@ -17,6 +17,8 @@ from fedveil.cli import commands
 
 pytest.importorskip("material", reason="the site needs its tools: make docs")
 
+pytestmark = pytest.mark.slow  # the site is built first
+
 
 def built() -> Path | None:
     """What `make docs` has built, if nothing that it is made from is newer."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from fedveil.core.errors import ConfigError
 from fedveil.training.client.local_training import GradientClip, LearningRate, LocalTraining
 from fedveil.training.engines import choose as choosing
-from fedveil.training.engines.choose import ENGINES, build_engine, choose, device_of, supports
+from fedveil.training.engines.choose import Choice, build_engine, choose, device_of, supports
 from fedveil.training.engines.contract import Engine, Job, RoundRequest
 from fedveil.training.engines.cost import Prediction, Workload, operations
 from fedveil.training.engines.registry import OUTSIDE
@@ -77,24 +80,19 @@ def test_a_forced_engine_that_cannot_run_the_job_says_why(
 
 def test_unknown_names_and_impossible_settings_are_refused() -> None:
     job = make_job("mlp", RULES["momentum"], SHAPINGS["clip"])
-    with pytest.raises(ConfigError, match="sequential"):
-        build_engine(job, "fastest")
-    with pytest.raises(ConfigError, match=r"engine\.processes"):
-        build_engine(job, processes=0)
-    with pytest.raises(ConfigError, match=r"engine\.chunk"):
-        build_engine(job, chunk=0)
-    with pytest.raises(ConfigError, match=r"engine\.threads"):
-        build_engine(job, threads=0)
-    with pytest.raises(ConfigError, match=r"engine\.device"):
-        device_of("abacus")
-
-
-def test_clipping_examples_without_a_batch_size_is_refused() -> None:
-    rule = LocalTraining(
-        LearningRate(0.1), steps=1, gradient_clip=GradientClip(1.0, per_example=True)
-    )
-    with pytest.raises(ConfigError, match=r"training\.batch_size"):
-        choose(make_job("mlp", rule, SHAPINGS["clip"]))
+    whole = GradientClip(1.0, per_example=True)
+    unset = replace(job, rule=LocalTraining(LearningRate(0.1), steps=1, gradient_clip=whole))
+    refused: dict[str, Callable[[], object]] = {
+        "engine.name": lambda: build_engine(job, "fastest"),
+        "engine.processes": lambda: build_engine(job, processes=0),
+        "engine.chunk": lambda: build_engine(job, chunk=0),
+        "engine.threads": lambda: build_engine(job, threads=0),
+        "engine.device": lambda: device_of("abacus"),
+        "training.batch_size": lambda: choose(unset),
+    }
+    for key, asked in refused.items():
+        with pytest.raises(ConfigError, match=f"{re.escape(key)}: "):
+            asked()
 
 
 class Stubborn(nn.Module):
@@ -125,15 +123,15 @@ def test_a_module_that_vmap_cannot_batch_is_trained_one_client_at_a_time() -> No
 
 def test_layers_with_hooks_tied_or_frozen_parameters_are_left_to_autograd() -> None:
     job = make_job("mlp", RULES["one epoch of batches"], SHAPINGS["clip"])
-    hooked = nn.Sequential(nn.Linear(12, 3))
-    hooked[0].register_forward_hook(lambda module, inputs, output: output * 2)
-    assert "hooks" in (supports(with_module(job, hooked), "mlp") or "")
-    frozen = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
-    frozen[0].weight.requires_grad_(False)
-    assert "frozen" in (supports(with_module(job, frozen), "mlp") or "")
-    tied = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), nn.Linear(12, 3))
-    tied[2].weight = tied[0].weight
-    assert "shares" in (supports(with_module(job, tied), "mlp") or "")
+    odd = {
+        word: nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), nn.Linear(12, 3))
+        for word in ("hooks", "frozen", "shares")
+    }
+    odd["hooks"][0].register_forward_hook(lambda module, inputs, output: output * 2)
+    odd["frozen"][0].weight.requires_grad_(False)
+    odd["shares"][2].weight = odd["shares"][0].weight
+    for word, module in odd.items():
+        assert word in (supports(with_module(job, module), "mlp") or "")
 
 
 def test_long_rounds_take_as_many_processes_as_there_are_cores(
@@ -164,28 +162,36 @@ def test_steps_that_keep_a_few_cores_busy_need_no_second_process(
         assert (choice.threads is None) == (processes == 1)
 
 
-def test_short_operations_stay_on_one_thread_and_leave_torch_as_it_was() -> None:
+class Spy(nn.Linear):
+    """Notes how many threads its forward pass has."""
+
+    seen: ClassVar[list[int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(torch.get_num_threads())
+        scores: Tensor = super().forward(x)
+        return scores
+
+
+def threads_of(job: Job, choice: Choice | str, threads: int | None = None) -> set[int]:
+    engine = build_engine(job, choice, threads=threads)
+    Spy.seen.clear()
+    sum_of(engine, RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
+    return set(Spy.seen)
+
+
+def test_short_operations_and_isolated_clients_stay_on_one_thread() -> None:
+    """And leave torch as it was. Sums of several threads round differently from machine to
+    machine, so isolated clients have one whatever was asked for."""
     before = torch.get_num_threads()
-    seen = []
-
-    class Spy(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(torch.get_num_threads())
-            scores: Tensor = super().forward(x)
-            return scores
-
-    job = with_module(make_job("softmax", RULES["momentum"], SHAPINGS["clip"]), Spy(5, 3))
+    job = with_module(make_job("softmax", RULES["momentum"], GRIDS["grid"]), Spy(5, 3))
     choice = choose(job, "sequential", workload=Workload(10, 10))
     assert choice.threads == 1
     torch.set_num_threads(2)
-    seen.clear()
-    sum_of(build_engine(job, choice), RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
-    assert set(seen) == {1}
+    assert threads_of(job, choice) == {1}
     assert torch.get_num_threads() == 2
-    sum_of(
-        build_engine(job, choice, threads=3), RoundRequest(start_of(job), np.arange(len(SIZES)), 0)
-    )
-    assert seen[-1] == 3
+    assert threads_of(job, choice, 3) == {3}
+    assert threads_of(replace(job, isolated=True), "sequential", 3) == {1}
     torch.set_num_threads(before)
 
 
@@ -210,34 +216,6 @@ def test_a_second_thread_is_for_operations_that_are_long(
     monkeypatch.setattr(choosing, "predict", lambda *_: predicted)
     job = make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"])
     assert choose(job, workload=Workload(10, 100)).threads == threads
-
-
-def test_what_the_dual_saves_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round that takes 0.11 s by rows is short where most of its arithmetic is left out."""
-    monkeypatch.setattr(choosing, "cores", lambda: 1)
-    monkeypatch.setattr(choosing, "predict", lambda *_: Prediction(0.11, 0.01, 100))
-    plain = LocalTraining(LearningRate(0.1), epochs=20, batch_size=4)
-    through_dual = make_job("wide mlp", plain, SHAPINGS["clip"], (2, 3, 2))
-    by_rows = replace(through_dual, rule=replace(plain, momentum=0.5))
-    assert choose(through_dual, workload=Workload(3, 100)).threads == 1
-    assert choose(by_rows, workload=Workload(3, 100)).threads is None
-
-
-def test_isolated_clients_have_one_thread_whatever_was_asked_for() -> None:
-    """Sums of several threads round differently from machine to machine."""
-    seen = []
-
-    class Spy(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(torch.get_num_threads())
-            scores: Tensor = super().forward(x)
-            return scores
-
-    job = with_module(make_job("softmax", RULES["momentum"], GRIDS["grid"]), Spy(5, 3))
-    engine = build_engine(replace(job, isolated=True), "sequential", threads=3)
-    seen.clear()
-    sum_of(engine, RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
-    assert set(seen) == {1}
 
 
 @pytest.mark.parametrize(
@@ -315,10 +293,3 @@ class Upscaled(nn.Module):
         image = torch.nn.functional.interpolate(x[:, None], (28, 28))
         scores: Tensor = self.network(image)
         return scores
-
-
-def test_every_name_is_either_an_engine_or_refused() -> None:
-    job = make_job("softmax", RULES["one epoch of batches"], SHAPINGS["clip"])
-    assert ENGINES[0] == "auto"
-    for name in ENGINES[1:-1]:
-        assert build_engine(job, name).name == name

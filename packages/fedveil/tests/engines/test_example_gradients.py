@@ -218,13 +218,21 @@ def job_of(
     return Job(*made, isolated)
 
 
-def one_by_one(module: nn.Module, inputs: Tensor, targets: Tensor, clip: GradientClip) -> Tensor:
-    """The sum by autograd in double precision, an example at a time."""
+def one_by_one(
+    module: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    clip: GradientClip,
+    shares: Tensor | None = None,
+) -> Tensor:
+    """The sum by autograd in double precision, an example (or a person's mean loss) at a time."""
     module = copy.deepcopy(module).double()
+    if shares is None:
+        inputs, targets, shares = inputs[:, None], targets[:, None], torch.ones(len(inputs), 1)
     parameters = [p for p in module.parameters() if p.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
-    for x, y in zip(inputs.double(), targets, strict=True):
-        loss = functional.cross_entropy(module(x[None]), y[None])
+    for x, y, share in zip(inputs.double(), targets, shares.double(), strict=True):
+        loss = (functional.cross_entropy(module(x), y, reduction="none") * share).sum()
         found = torch.autograd.grad(loss, parameters, materialize_grads=True)
         each = torch.cat([one.flatten() for one in found])
         norm = float(torch.linalg.vector_norm(each, ord=clip.order))
@@ -241,25 +249,40 @@ def one_by_one(module: nn.Module, inputs: Tensor, targets: Tensor, clip: Gradien
     st.booleans(),
     st.integers(1, 3),
     st.integers(0, 1000),
+    st.integers(1, 3),
 )
 def test_clipped_sums_are_those_of_autograd_one_by_one(
-    case: str, count: int, norm: float, order: int, isolated: bool, piece: int, seed: int
+    case: str,
+    count: int,
+    norm: float,
+    order: int,
+    isolated: bool,
+    piece: int,
+    seed: int,
+    records: int,
 ) -> None:
-    """For any number of examples, in pieces of any size, in L1 and L2."""
+    """For any number of examples, or of persons with records of their own number, in pieces of any
+    size, in L1 and L2."""
     build, shape = CASES[case]
     torch.manual_seed(seed)
     module = build()
-    inputs, targets = torch.randn(6, *shape), torch.randint(3, (6,))
+    inputs, targets = torch.randn(6, records, *shape), torch.randint(3, (6, records))
     if shape == WORDS:
-        inputs = torch.randint(5, (6, *shape)).float()
-    module(inputs)  # lazy layers take their size
+        inputs = torch.randint(5, (6, records, *shape)).float()
+    module(inputs[:, 0])  # lazy layers take their size
     clip = GradientClip(norm, order, per_example=True)
-    job = job_of(module, inputs, targets, clip, isolated)
+    job = job_of(module, inputs[:, 0], targets[:, 0], clip, isolated)
     way = example_way(job)
     assert isinstance(way, ExampleWay)
     gradients = ExampleGradients(job, CPU, replace(way, piece=piece))
-    found, losses = gradients(flatten(module), inputs[:count], targets[:count], clip)
-    wanted = one_by_one(module, inputs[:count], targets[:count], clip)
+    columns, shares = [inputs[:count], targets[:count]], None
+    if records == 1:
+        columns = [column[:, 0] for column in columns]
+    else:  # the others fill up
+        real = torch.arange(records) < torch.randint(1, records + 1, (count, 1))
+        shares = real / real.sum(1, keepdim=True)
+    found, losses = gradients(flatten(module), *columns, clip, shares)
+    wanted = one_by_one(module, *columns, clip, shares)
     # Each example's gradient is off by some hundred roundings of its own length at most.
     scale = count * min(norm, 1e6) if norm < 1e6 else float(wanted.abs().sum())
     assert float((found.double() - wanted).abs().max()) <= 256 * 2.0**-24 * (scale + 1e-6)

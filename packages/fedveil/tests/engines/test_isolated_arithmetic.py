@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from fedveil.training.engines.isolated_arithmetic import aligned, products, stack
+from fedveil.training.engines.isolated_arithmetic import aligned, aligned_stack, products
 
 CLIENTS = 24
 # m, k, n: tails and multiples of vector lengths.
@@ -48,10 +49,49 @@ def test_a_product_is_its_own(shape: tuple[int, int, int], dtype: torch.dtype) -
     assert torch.equal(products(turned, right), torch.cat(alone))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(5, 7), (17, 40), (33, 36), (11, 11)], ids=str)
+def test_a_matrix_times_itself_turned_is_its_own(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """A client that had memory of its own was once copied for being turned, and rounded otherwise
+    than beside another client of its size."""
+    draw = torch.Generator().manual_seed(sum(shape))
+    given = torch.randn(CLIENTS, *shape, generator=draw, dtype=dtype)
+    whole = aligned(given)
+    for one in range(CLIENTS):
+        own = aligned(given[one : one + 1].clone())
+        assert torch.equal(products(own, own.mT)[0], products(whole, whole.mT)[one])
+        assert torch.equal(products(own.mT, own)[0], products(whole.mT, whole)[one])
+
+
+@pytest.mark.parametrize("size", [5, 10, 11, 63, 70])
+def test_parts_and_conversions_of_a_stack_are_multiplied_alike(size: int) -> None:
+    """Moments are cut out of larger matrices, which were computed in double precision."""
+    draw = torch.Generator().manual_seed(size)
+    given = torch.randn(CLIENTS, size + 1, size + 1, generator=draw, dtype=torch.float64)
+    vectors = torch.randn(CLIENTS, size, 1, generator=draw)
+
+    def multiplied(clients: slice) -> list[Tensor]:
+        held = aligned(given[clients].clone()).float()
+        part, wide = held[:, :size, :size], held.double()[:, :size, :size]
+        return [
+            products(part, vectors[clients]),
+            products(part.mT, vectors[clients]),
+            products(wide, wide),
+            products(wide.mT, products(wide, wide)),
+        ]
+
+    together = multiplied(slice(None))
+    for one in range(CLIENTS):
+        for alone, whole in zip(multiplied(slice(one, one + 1)), together, strict=True):
+            assert torch.equal(alone[0], whole[one])
+
+
 def test_every_part_of_a_stack_is_aligned_alike() -> None:
     for shape in ((3,), (5, 7), (16, 16), (1, 1)):
         for dtype in (torch.float32, torch.float64):
-            parts = stack(5, *shape, dtype=dtype)
+            parts = aligned_stack(5, *shape, dtype=dtype)
             assert {part.data_ptr() % 64 for part in parts} == {0}
             assert parts.shape == (5, *shape)
             assert not parts.any()

@@ -24,7 +24,7 @@ from fedveil.privacy.clipping import Clip
 from fedveil.training.client.ballot import Ballot
 from fedveil.training.client.local_training import LearningRate, LocalTraining
 from fedveil.training.client.update_pipeline import Block, UpdatePipeline
-from fedveil.training.engines import batched
+from fedveil.training.engines import batched, dual
 from fedveil.training.engines.choose import ENGINES, build_engine, supports
 from fedveil.training.engines.contract import Job, RoundRequest
 from fedveil.training.engines.cost import operations
@@ -48,7 +48,8 @@ FEW = (
     "whole gradient, decay, momentum, penalty",
     "per example, exact noise",
 )
-CHAOS = LocalTraining(LearningRate(3.0), steps=300, batch_size=4)  # every lost bit grows
+# Nobody can tell the labels of sixty records, and each step overshoots: errors grow.
+CHAOS = LocalTraining(LearningRate(10.0), steps=100, batch_size=4)
 COUNTED = LocalTraining(DECAY, epochs=2, batch_size=4)  # rates that count a client's own steps
 
 
@@ -153,9 +154,13 @@ def test_a_clients_integers_are_its_own_under_every_rule(
     "rule", ["full batch, three steps, decaying", "two epochs, weight decay", "momentum"]
 )
 @pytest.mark.parametrize("model", ["linear", "wide linear", "softmax", "wide softmax"])
-def test_a_clients_integers_are_the_same_in_any_cohort(model: str, rule: str) -> None:
+@pytest.mark.parametrize("worth", [0, 300_000], ids=["Gram matrices kept", "computed anew"])
+def test_a_clients_integers_are_the_same_in_any_cohort(
+    model: str, rule: str, worth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clients of equal and of close sizes share stacks of matrices: in any company."""
-    sizes, draw = (20, 17, 5, 20, 40, 3, 16, 20, 200, 5, 18, 33), np.random.default_rng(7)
+    monkeypatch.setattr(dual, "_WORTH", worth)
+    sizes, draw = (20, 17, 5, 20, 33, 3, 16, 17, 200, 5, 18, 33), np.random.default_rng(7)
     job = replace(make_job(model, RULES[rule], GRID, sizes), isolated=True)
     alone = [rows_of(job, "algebra", [client], 1)[0][0] for client in range(len(sizes))]
     for _ in range(12):
@@ -187,9 +192,17 @@ def test_a_clients_integers_are_its_own_in_every_shape(
 
 
 @pytest.mark.parametrize("engine", ["algebra", "mlp", "sequential"])
-@pytest.mark.parametrize("model", ["wide softmax", "mlp"])
+@pytest.mark.parametrize("model", ["softmax", "wide softmax"])
 def test_chaotic_training_shows_no_neighbour(engine: str, model: str) -> None:
-    check(job_of(model, CHAOS, UpdatePipeline(Clip(1.0, 2), granularity=2.0**-20)), engine)
+    pipeline = UpdatePipeline(Clip(1.0, 2), granularity=2.0**-20)
+    job = replace(make_job(model, CHAOS, pipeline, (7, 1, 12, 60, 20)), isolated=True)
+    running = build_engine(job, engine)
+    one, other = (
+        sum_of(running, RoundRequest(start_of(job) + moved, np.array([OWN]), 2)).total
+        for moved in (0.0, 2.0**-20)
+    )
+    assert int((one - other).abs().max()) > 50  # steps of the grid, out of one at the start
+    check(job, engine)
 
 
 @pytest.mark.parametrize("engine", EACH)

@@ -1,8 +1,9 @@
-"""Local steps from outside: corrections with state of each client's own."""
+"""Corrections of gradients: penalties, and local steps with state of each client's own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fedveil.training.client.local_training import LearningRate, LocalStep, Loca
 from fedveil.training.client.update_pipeline import UpdatePipeline
 from fedveil.training.engines.choose import build_engine, supports
 from fedveil.training.engines.contract import ClientStates, Job, RoundRequest, summed
+from fedveil.training.engines.local_sgd import _pull
 
 from .jobs import make_job, start_of
 
@@ -149,3 +151,20 @@ def test_a_run_keeps_states_and_does_not_certify_foreign_steps() -> None:
     assert plain is not None
     assert plain.certified
     assert not guarantee.certified
+
+
+def outside(row: torch.Tensor, radius: float) -> bool:
+    return sum(Fraction(float(x)) ** 2 for x in row) > Fraction(radius) ** 2
+
+
+@pytest.mark.parametrize("radius", [1e-30, 1e-18, 1e-9, 0.3, 1e9, 1e18])
+def test_the_exact_norm_decides_who_is_outside_the_radius_of_a_penalty(radius: float) -> None:
+    draw = np.random.default_rng(3)
+    for distance in (0.0, 1e-7, 1e-3, 0.02, 0.5, 1e6):
+        for sign in (-1, 1):
+            rows = torch.from_numpy(draw.normal(size=(4, 50)))
+            lengths = radius * max(0.0, 1 + sign * distance)
+            rows = (rows / rows.norm(dim=1, keepdim=True) * lengths).float()
+            rule = LocalTraining(LearningRate(0.1), steps=1, penalty=0.5, penalty_radius=radius)
+            wanted = [[0.5 * outside(row, radius)] for row in rows]
+            assert torch.as_tensor(_pull(rows, rule)).tolist() == wanted, (distance, sign)

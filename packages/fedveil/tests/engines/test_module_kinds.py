@@ -16,7 +16,6 @@ import torch
 from tests.engines.sums import sum_of
 from torch import Tensor, nn
 
-from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.privacy.clipping import Clip
@@ -196,11 +195,6 @@ def test_no_group_normalisation_ends_the_process() -> None:
         [sys.executable, "-c", CRASH, *kinds], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.splitlines()) == (0, kinds), done.stderr[-500:]
-
-
-def test_batch_normalisation_is_refused_with_its_reason() -> None:
-    with pytest.raises(ConfigError, match=r"running statistics.*group normalisation"):
-        layout_of(nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
 
 
 def test_a_layer_used_twice_or_watched_is_left_in_its_place() -> None:

@@ -148,10 +148,11 @@ def test_a_norm_that_underflows_is_no_zero(engine: str, isolated: bool) -> None:
     assert 0.99e-6 / BATCH <= float(found.norm()) <= 1e-6 / BATCH * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("records", [1, 3])
 @pytest.mark.parametrize("model", ["own module", "cnn", "colour cnn", "mlp"])
-def test_no_example_shows_in_the_gradient_of_another(model: str) -> None:
-    """Bit for bit: layers that mixed the examples of a batch, by values or by a common scale, would
-    have every clip depend on one record."""
+def test_no_example_shows_in_the_gradient_of_another(model: str, records: int) -> None:
+    """Bit for bit, of records and of persons with several: layers that mixed the examples of a
+    batch, by values or by a common scale, would have every clip depend on one record."""
     build, shape, task = MODELS[model]
     torch.manual_seed(1)
     module = build()
@@ -163,10 +164,11 @@ def test_no_example_shows_in_the_gradient_of_another(model: str) -> None:
     assert isinstance(way, ExampleWay)
     gradients = ExampleGradients(job, torch.device("cpu"), way)
     gradients._tape.weights = flatten(module)
-    inputs, targets = torch.randn(6, *shape), torch.randint(3, (6,))
+    inputs, targets = torch.randn(6, records, *shape), torch.randint(3, (6, records))
+    shares = torch.full((6, records), 1 / records)
 
     def of_each(inputs: Tensor) -> Tensor:
-        gradients._backward(inputs, targets)
+        gradients._backward(inputs, targets, shares)
         return torch.cat([part.dense().flatten(1) for _, part in gradients._merged()], 1)
 
     before = of_each(inputs)

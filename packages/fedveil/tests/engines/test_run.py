@@ -149,14 +149,6 @@ def test_refusals_of_plans() -> None:
         planned(method(), fv.Budget(epsilon=1.0, delta=1 / 40))
 
 
-def test_a_model_with_running_statistics_is_refused() -> None:
-    module = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10)
-    )
-    with pytest.raises(ConfigError, match="running statistics"):
-        fv.plan(method(), FEDERATION, module, budget=fv.Budget(epsilon=1.0))
-
-
 def test_any_module_trains_and_comes_back_as_itself() -> None:
     class Odd(torch.nn.Module):
         def __init__(self) -> None:

@@ -13,15 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
+import fedveil as fv
 from fedveil.core.randomness import Randomness
-from fedveil.core.units import Arithmetic
-from fedveil.data.federation import Examples, Federation, Task
-from fedveil.methods.parts.method import Method
-from fedveil.planning.plan import Budget, Plan, plan
-from fedveil.run.run import Run
 from fedveil.training.client.batches import draw_batches
-from fedveil.training.client.local_training import LearningRate, LocalTraining, Schedule
-from fedveil.training.models.zoo import build
 
 FEATURES, CLASSES = 5, 3
 SIZES = (7, 4, 9, 1, 6, 5)
@@ -31,50 +25,54 @@ SEED = 11
 Vector = np.ndarray
 
 
-def federation(classes: int = CLASSES, sizes: tuple[int, ...] = SIZES) -> Federation:
+def federation(classes: int = CLASSES, sizes: tuple[int, ...] = SIZES) -> fv.Federation:
     draw = np.random.default_rng(4)
     inputs = draw.normal(size=(sum(sizes), FEATURES)).astype(np.float32)
     targets = draw.integers(0, classes, size=sum(sizes))
-    examples = Examples(inputs, targets.astype(np.int64))
+    examples = fv.Examples(inputs, targets.astype(np.int64))
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    public = Examples(draw.normal(size=(9, FEATURES)).astype(np.float32), targets[:9])
-    other = Examples(inputs.copy(), examples.targets.copy())
-    return Federation(examples, offsets, other, Task.CLASSIFICATION, classes, validation=public)
+    public = fv.Examples(draw.normal(size=(9, FEATURES)).astype(np.float32), targets[:9])
+    other = fv.Examples(inputs.copy(), examples.targets.copy())
+    return fv.Federation(
+        examples, offsets, other, fv.Task.CLASSIFICATION, classes, validation=public
+    )
 
 
-def rule(rate: float = 0.4, **fields: object) -> LocalTraining:
+def rule(rate: float = 0.4, **fields: object) -> fv.LocalTraining:
     chosen: dict[str, object] = {"steps": 4, "batch_size": 2} | fields
-    return LocalTraining(LearningRate(rate, Schedule.EXPONENTIAL, 5.0), **chosen)  # type: ignore[arg-type]
+    return fv.LocalTraining(fv.LearningRate(rate, fv.Schedule.EXPONENTIAL, 5.0), **chosen)
 
 
 def planned(
-    method: Method,
+    method: fv.Method,
     noise: float | None = 0.7,
-    arithmetic: Arithmetic = Arithmetic.IDEALISED,
-    data: Federation | None = None,
-) -> Plan:
+    arithmetic: fv.Arithmetic = fv.Arithmetic.IDEALISED,
+    data: fv.Federation | None = None,
+) -> fv.Plan:
     """The plan of a method; `noise=0` silences it after it was planned."""
     data = data or federation()
-    model = build("logistic", data)
+    model = fv.build("logistic", data)
     if method.placement is None:
-        return plan(method, data, model, seed=SEED)
-    budget = Budget(noise_multiplier=noise or 0.7)
-    made = plan(method, data, model, budget=budget, seed=SEED, arithmetic=arithmetic)
+        return fv.plan(method, data, model, seed=SEED)
+    budget = fv.Budget(noise_multiplier=noise or 0.7)
+    made = fv.plan(method, data, model, budget=budget, seed=SEED, arithmetic=arithmetic)
     if noise == 0:
         return replace(made, noise_multiplier=0.0, delta=None)
     return made
 
 
-def trajectory(made: Plan) -> list[Vector]:
+def trajectory(made: fv.Plan) -> list[Vector]:
     """The shared weights after each round."""
-    run = Run(made, every=10**6)
+    run = fv.Run(made, every=10**6)
     weights = [run.state.weights.numpy().copy()]
     for _ in run:
         weights.append(run.state.weights.numpy().copy())
     return weights
 
 
-def check(made: Plan, step: Callable[[Vector, int, np.ndarray], Vector], tolerance: float) -> None:
+def check(
+    made: fv.Plan, step: Callable[[Vector, int, np.ndarray], Vector], tolerance: float
+) -> None:
     """Compare a run with `step(weights, round, cohort) -> new weights`, round by round.
 
     Each round of the reference starts where the run's round did: errors do not add up, and a
@@ -91,13 +89,13 @@ def check(made: Plan, step: Callable[[Vector, int, np.ndarray], Vector], toleran
         assert error <= tolerance, f"round {number + 1}: off by {error:.2e} of the step"
 
 
-def records(made: Plan, client: int) -> tuple[Vector, Vector]:
+def records(made: fv.Plan, client: int) -> tuple[Vector, Vector]:
     first, last = made.federation.offsets[client : client + 2]
     train = made.federation.train
     return train.inputs[first:last].astype(float), train.targets[first:last]
 
 
-def batches(made: Plan, client: int, round_number: int) -> Iterator[tuple[int, Vector, Vector]]:
+def batches(made: fv.Plan, client: int, round_number: int) -> Iterator[tuple[int, Vector, Vector]]:
     """(step, inputs, targets) of a client's local steps."""
     inputs, targets = records(made, client)
     drawn = draw_batches(
@@ -124,7 +122,7 @@ def clipped(vector: Vector, bound: float, order: int = 2) -> Vector:
 
 
 def sgd(
-    made: Plan,
+    made: fv.Plan,
     start: Vector,
     client: int,
     round_number: int,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +10,11 @@ import torch
 from dp_accounting import gaussian_mechanism
 
 import fedveil as fv
-from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
-from fedveil.privacy.correlated import ONE, CorrelatedGaussian
+from fedveil.privacy.correlated import ONE
 from fedveil.privacy.noise import correlated
-from fedveil.run.directory import RunDirectory
-from fedveil.run.run import Run
 from fedveil.run.sums import update_sum
 
 JOB = [
@@ -37,19 +33,18 @@ def planned(*more: str, seed: int | None = 5) -> fv.Plan:
     return plan_of(chosen, federation_of(chosen.data))
 
 
-def law_of(plan: fv.Plan) -> CorrelatedGaussian:
+def law_of(plan: fv.Plan) -> fv.CorrelatedGaussian:
     (release,) = plan.releases(plan.method.rounds)
-    assert isinstance(release.mechanism, CorrelatedGaussian)
+    assert isinstance(release.mechanism, fv.CorrelatedGaussian)
     return release.mechanism
 
 
-def test_a_plan_takes_as_many_bands_as_turns_are_apart_and_costs_what_it_says() -> None:
+def test_a_plan_takes_as_many_bands_as_turns_are_apart_and_costs_what_it_says():
     plan = planned("privacy.epsilon=2", seed=None)
     law, guarantee = law_of(plan), plan.guarantee
     assert isinstance(plan.sampling, fv.RoundRobin)  # by default: a public schedule
     assert law.bands == plan.sampling.separation == 5
     length = math.sqrt(3 * sum((c / ONE) ** 2 for c in law.factor))  # three turns in 12 rounds
-    assert guarantee is not None
     assert guarantee.certified
     assert guarantee.epsilon == pytest.approx(
         gaussian_mechanism.get_epsilon_gaussian(law.noise_multiplier / length, guarantee.delta),
@@ -57,28 +52,26 @@ def test_a_plan_takes_as_many_bands_as_turns_are_apart_and_costs_what_it_says() 
     )
     assert 1.99 < guarantee.epsilon <= 2
     independent = planned("privacy.epsilon=2", "privacy.bands=1").noise_multiplier
-    assert independent is not None
-    assert plan.noise is not None
     assert law.noise_multiplier * plan.noise.noise_ratio < 0.75 * independent
 
 
 @pytest.mark.parametrize("arithmetic", ["idealised", "exact"])
-def test_a_stopped_simulation_goes_on_bit_for_bit(tmp_path: Path, arithmetic: str) -> None:
+def test_a_stopped_simulation_goes_on_bit_for_bit(tmp_path, arithmetic):
     chosen = recipe(f"privacy.arithmetic={arithmetic}", "server.momentum=0.5")
     data = federation_of(chosen.data)
-    whole = Run(plan_of(chosen, data))
+    whole = fv.Run(plan_of(chosen, data))
     whole.finish()
 
     plan = plan_of(chosen, data)
-    directory = RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
-    first = Run(plan).keep_in(directory)
+    directory = fv.RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
+    first = fv.Run(plan).keep_in(directory)
     for _ in range(7):
         next(iter(first))
     first.save()
     directory.close()
     again = plan_of(chosen, data)
-    with_memory = RunDirectory.open(tmp_path / "run", again)
-    second = Run(again).keep_in(with_memory)
+    with_memory = fv.RunDirectory.open(tmp_path / "run", again)
+    second = fv.Run(again).keep_in(with_memory)
     for _ in second:
         pass
     with_memory.close()
@@ -86,35 +79,35 @@ def test_a_stopped_simulation_goes_on_bit_for_bit(tmp_path: Path, arithmetic: st
 
 
 def test_a_protected_run_that_is_resumed_begins_a_new_series_and_wrote_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """In whole steps of the grid, from the definition: noise after the break has no part of any
     before it, and no file holds a part of it."""
     chosen = recipe(seed=None)
     data, series = federation_of(chosen.data), []
     real = correlated.NoiseMemory.draw
 
-    def draw(self: correlated.NoiseMemory, *args: object) -> np.ndarray:
-        series.append(real(self, *args).copy())  # type: ignore[arg-type]
+    def draw(self, *args):
+        series.append(real(self, *args).copy())
         return series[-1]
 
     fresh = []
 
-    def drawn(*args: object) -> np.ndarray:
-        fresh.append(correlated.rounded_gaussian(*args).copy())  # type: ignore[arg-type]
+    def drawn(*args):
+        fresh.append(correlated.rounded_gaussian(*args).copy())
         return fresh[-1].copy()
 
     monkeypatch.setattr(correlated.NoiseMemory, "draw", draw)
     monkeypatch.setattr(correlated, "fresh_noise", drawn)
     plan = plan_of(chosen, data)
     factor = law_of(plan).factor
-    directory = RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
-    run = Run(plan).keep_in(directory)
+    directory = fv.RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
+    run = fv.Run(plan).keep_in(directory)
     for _ in range(3):
         next(iter(run))
     directory.close()
-    directory = RunDirectory.open(tmp_path / "run", plan)
-    again = Run(plan).keep_in(directory)
+    directory = fv.RunDirectory.open(tmp_path / "run", plan)
+    again = fv.Run(plan).keep_in(directory)
     for _ in again:
         pass
     directory.close()
@@ -127,14 +120,13 @@ def test_a_protected_run_that_is_resumed_begins_a_new_series_and_wrote_nothing(
         assert np.array_equal(noise, (new - owed + ONE // 2) // ONE)
     kept = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
     granularity = plan.pipeline.granularity
-    assert granularity is not None
     for noise in series:
         for form in (noise, noise * granularity, (noise * granularity).astype(np.float32)):
             assert form[:4].tobytes() not in kept
 
 
-def test_a_closed_run_has_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(planned())
+def test_a_closed_run_has_forgotten(monkeypatch):
+    run = fv.Run(planned())
     run.finish()
     assert run.memory._past
     run.close()
@@ -155,8 +147,8 @@ def test_a_closed_run_has_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         (("privacy.adjacency=add-remove",), "add-remove"),
     ],
 )
-def test_what_has_no_proof_is_refused(more: tuple[str, ...], said: str) -> None:
-    with pytest.raises(PrivacyRefusal, match=said):
+def test_what_has_no_proof_is_refused(more, said):
+    with pytest.raises(fv.PrivacyRefusal, match=said):
         planned(*more)
 
 
@@ -170,23 +162,23 @@ def test_what_has_no_proof_is_refused(more: tuple[str, ...], said: str) -> None:
         (("training.method=gradient-noise",), "does not use it"),
     ],
 )
-def test_what_makes_no_sense_is_refused(more: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_makes_no_sense_is_refused(more, said):
+    with pytest.raises(fv.ConfigError, match=said):
         planned(*more)
 
 
-def test_bands_alone_say_nothing() -> None:
+def test_bands_alone_say_nothing():
     chosen = recipes.with_defaults(recipes.parse({}, ["privacy.bands=2"], {"seed": 1}))
-    with pytest.raises(ConfigError, match=r"privacy\.correlated"):
+    with pytest.raises(fv.ConfigError, match=r"privacy\.correlated"):
         plan_of(chosen, federation_of(chosen.data))
 
 
-def test_momentum_reaches_the_factor() -> None:
+def test_momentum_reaches_the_factor():
     plain, heavy = (law_of(planned(f"server.momentum={m}")).factor for m in (0.0, 0.9))
     assert heavy[1] > plain[1]
 
 
-def test_noise_without_a_memory_is_not_drawn() -> None:
+def test_noise_without_a_memory_is_not_drawn():
     """An audit or a tool that has no memory to offer must not get independent noise for it."""
     plan, alone = planned(), np.arange(4)
     updates = update_sum(plan, 0, alone, plan.randomness, {})

@@ -16,45 +16,32 @@ from scipy import stats
 from tests.engines.sums import sum_of
 from tests.methods.reference import SEED, SIZES, planned, rule
 
+import fedveil as fv
 from fedveil.core.randomness import Randomness
-from fedveil.core.units import Arithmetic, Trust
-from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.client_noise import client_noise
-from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.distributed_noise import DistributedNoise
-from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.methods.parts.method import CohortRule, Scheme, Voting
-from fedveil.methods.parts.noise_placement import Drawn, Noise, NoisePlacement
+from fedveil.methods.parts.noise_placement import Drawn
 from fedveil.methods.parts.noisy_votes import VoteNoise
-from fedveil.planning.plan import Plan
-from fedveil.privacy.accounting import account
-from fedveil.privacy.clipping import Clip
 from fedveil.run.sums import update_sum
-from fedveil.training.client.local_training import LearningRate, LocalTraining
 from fedveil.training.client.rotation import Rotation
 from fedveil.training.engines.choose import build_engine
 from fedveil.training.engines.contract import Job, RoundRequest
 
 Z, C = 0.9, 0.3
 N = len(SIZES)
-EVERYONE = CohortRule(Scheme.EVERYONE)
+EVERYONE = fv.CohortRule(fv.Scheme.EVERYONE)
 FALSE_ALARM = 1e-7
 
 # Noise on the sum over everybody: std / (Z C).
-UPDATES: dict[str, tuple[NoisePlacement, float]] = {
-    "central gaussian": (CentralNoise(), 1.0),
-    "central laplace": (CentralNoise(Noise.LAPLACE), math.sqrt(2)),
-    "local gaussian": (LocalNoise(), math.sqrt(N)),
-    "local laplace": (LocalNoise(Noise.LAPLACE), math.sqrt(2 * N)),
-    "shares": (DistributedNoise(), 1.0),
-    "rotated shares": (DistributedNoise(Rotation()), 1.0),
+UPDATES: dict[str, tuple[fv.NoisePlacement, float]] = {
+    "central gaussian": (fv.CentralNoise(), 1.0),
+    "central laplace": (fv.CentralNoise(fv.Noise.LAPLACE), math.sqrt(2)),
+    "local gaussian": (fv.LocalNoise(), math.sqrt(N)),
+    "local laplace": (fv.LocalNoise(fv.Noise.LAPLACE), math.sqrt(2 * N)),
+    "shares": (fv.DistributedNoise(), 1.0),
+    "rotated shares": (fv.DistributedNoise(Rotation()), 1.0),
 }
 
 
-def released(made: Plan, count: int) -> np.ndarray:
+def released(made: fv.Plan, count: int) -> np.ndarray:
     """What leaves when everybody's contribution is zero, [count, width]."""
     kind = torch.float64 if made.pipeline.granularity is None else torch.int64
     nothing, clients = torch.zeros(made.pipeline.width(made.layout), dtype=kind), np.arange(N)
@@ -77,16 +64,16 @@ def check_std(rows: np.ndarray, std: float, kurtosis: float = 3.0) -> None:
     assert limit * spread < 0.5  # the test can fail
 
 
-@pytest.mark.parametrize("arithmetic", Arithmetic)
+@pytest.mark.parametrize("arithmetic", fv.Arithmetic)
 @pytest.mark.parametrize(("placement", "factor"), UPDATES.values(), ids=UPDATES.keys())
-def test_noise_on_updates(placement: NoisePlacement, factor: float, arithmetic: Arithmetic) -> None:
-    order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2
-    method = dp_fedavg(
-        rounds=2, cohort=EVERYONE, local=rule(), clip=Clip(C, order), placement=placement
+def test_noise_on_updates(placement, factor, arithmetic):
+    order = 1 if getattr(placement, "noise", None) is fv.Noise.LAPLACE else 2
+    method = fv.dp_fedavg(
+        rounds=2, cohort=EVERYONE, local=rule(), clip=fv.Clip(C, order), placement=placement
     )
     made = planned(method, Z, arithmetic)
     assert (made.pipeline.granularity is None) == (
-        arithmetic is Arithmetic.IDEALISED and getattr(placement, "rotation", None) is None
+        arithmetic is fv.Arithmetic.IDEALISED and getattr(placement, "rotation", None) is None
     )
     kurtosis = 6.0 if order == 1 else 3.0
     check_std(released(made, 2500 if order == 1 else 800), Z * C * factor, kurtosis)
@@ -94,21 +81,19 @@ def test_noise_on_updates(placement: NoisePlacement, factor: float, arithmetic: 
 
 @pytest.mark.parametrize("tracked", [False, True], ids=["updates", "counts"])
 @pytest.mark.parametrize("placement", [p for p, _ in UPDATES.values()], ids=UPDATES.keys())
-def test_uploads_across_machines_sum_to_what_one_machine_releases(
-    placement: NoisePlacement, tracked: bool
-) -> None:
+def test_uploads_across_machines_sum_to_what_one_machine_releases(placement, tracked):
     """Bit for bit: `decode` of all `upload`s is `protect` of the sum, whoever draws the noise."""
-    order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2
-    clip = Clip(C, order)
-    method = dp_fedavg(
+    order = 1 if getattr(placement, "noise", None) is fv.Noise.LAPLACE else 2
+    clip = fv.Clip(C, order)
+    method = fv.dp_fedavg(
         rounds=2,
         cohort=EVERYONE,
         local=rule(),
         clip=clip,
         placement=placement,
-        tracking=AdaptiveClipping(clip) if tracked else None,
+        tracking=fv.AdaptiveClipping(clip) if tracked else None,
     )
-    made = planned(method, Z, Arithmetic.EXACT)
+    made = planned(method, Z, fv.Arithmetic.EXACT)
     at = update_sum(made, 1, np.arange(N), Randomness(SEED), {})
     if tracked:
         assert at.count is not None
@@ -117,22 +102,21 @@ def test_uploads_across_machines_sum_to_what_one_machine_releases(
     sent = sum(at.upload(client, row) for client, row in enumerate(rows))
     together = at.protect(torch.from_numpy(rows.sum(axis=0)), at.cohort)
     assert torch.equal(at.decode(sent), together)
-    assert made.noise is not None
     trusted = made.noise.drawn is Drawn.BY_SERVER
     assert np.array_equal(at.upload(0, rows[0]), rows[0]) == trusted  # bare only for a trusted one
 
 
-@pytest.mark.parametrize("arithmetic", Arithmetic)
-@pytest.mark.parametrize("law", Noise)
-def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arithmetic) -> None:
+@pytest.mark.parametrize("arithmetic", fv.Arithmetic)
+@pytest.mark.parametrize("law", fv.Noise)
+def test_fus_noise_item_has_the_corrected_variance(law, arithmetic):
     """Corollaries 1.1 and 2.1 for equal weights, at the rates of the round.
 
     E |w_t|^2 = p * v / b, with v = 2 (T_l Xi / eps)^2 for Laplace and Xi^2 sigma^2 T_l for
     Gaussian noise: once, not twice, sigma^2.
     """
     zeta, steps, epsilon, delta = 0.6, 3, 3.0, 1e-3
-    local = LocalTraining(LearningRate(0.5, decay=8.0), steps=steps)
-    method = client_noise(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
+    local = fv.LocalTraining(fv.LearningRate(0.5, decay=8.0), steps=steps)
+    method = fv.client_noise(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
     from tests.methods.reference import federation
 
     from fedveil.planning.plan import Budget, plan
@@ -140,10 +124,10 @@ def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arith
     from fedveil.training.models.zoo import build
 
     data = federation()
-    budget = Budget(epsilon=epsilon, delta=0.0 if law is Noise.LAPLACE else delta)
+    budget = Budget(epsilon=epsilon, delta=0.0 if law is fv.Noise.LAPLACE else delta)
     made = plan(method, data, build("logistic", data), budget=budget, seed=1, arithmetic=arithmetic)
     participations, xi = 4, 2 * zeta * 0.5 * steps  # T_l; s = 2 for a replaced client
-    if law is Noise.LAPLACE:
+    if law is fv.Noise.LAPLACE:
         variance = 2 * (participations * xi / epsilon) ** 2
     else:
         variance = xi**2 * gaussian_noise(epsilon, delta) ** 2 * participations
@@ -155,15 +139,17 @@ def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arith
     assert 5 * relative < 0.2  # twice the variance, the paper's corollary 2.1, would fail
 
 
-@pytest.mark.parametrize("trust", [Trust.CENTRAL, Trust.DISTRIBUTED])
-@pytest.mark.parametrize("arithmetic", Arithmetic)
-def test_noise_on_votes(trust: Trust, arithmetic: Arithmetic) -> None:
-    voting = Voting(questions=4)
-    made = planned(ae_dpfl(local=rule(), voting=voting, placement=VoteNoise(trust)), Z, arithmetic)
+@pytest.mark.parametrize("trust", [fv.Trust.CENTRAL, fv.Trust.DISTRIBUTED])
+@pytest.mark.parametrize("arithmetic", fv.Arithmetic)
+def test_noise_on_votes(trust, arithmetic):
+    voting = fv.Voting(questions=4)
+    made = planned(
+        fv.ae_dpfl(local=rule(), voting=voting, placement=VoteNoise(trust)), Z, arithmetic
+    )
     check_std(released(made, 800), Z * math.sqrt(4))
 
 
-def noisy_updates(made: Plan, count: int) -> np.ndarray:
+def noisy_updates(made: fv.Plan, count: int) -> np.ndarray:
     """Released sums of rounds that start at the same weights, [count, parameters]."""
     job = Job(
         made.federation, made.module, made.layout, made.local, made.pipeline, Randomness(SEED)
@@ -178,42 +164,40 @@ def noisy_updates(made: Plan, count: int) -> np.ndarray:
     return np.array(rows, dtype=float)
 
 
-@pytest.mark.parametrize("arithmetic", Arithmetic)
+@pytest.mark.parametrize("arithmetic", fv.Arithmetic)
 @pytest.mark.parametrize("secure", [False, True], ids=["alone", "secure sum"])
-def test_noise_on_gradients(secure: bool, arithmetic: Arithmetic) -> None:
+def test_noise_on_gradients(secure, arithmetic):
     """One full-batch step is the same in every round but for its noise, of std rate z G / gamma."""
     gamma, bound, rate = max(SIZES), 0.8, 0.4
-    local = LocalTraining(LearningRate(rate), steps=1, batch_size=gamma)
-    method = dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=secure)
+    local = fv.LocalTraining(fv.LearningRate(rate), steps=1, batch_size=gamma)
+    method = fv.dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=secure)
     rows = noisy_updates(planned(method, Z, arithmetic), 400)
     check_std(rows - rows.mean(axis=0), rate * Z * bound / gamma * math.sqrt(N))
 
 
-def test_every_local_step_of_hu_draws_noise_of_its_own() -> None:
+def test_every_local_step_of_hu_draws_noise_of_its_own():
     gamma, bound, rate, steps = max(SIZES), 1e-3, 0.4, 4  # noise far above all gradients
-    local = LocalTraining(LearningRate(rate), steps=steps, batch_size=gamma)
-    method = gradient_noise(
+    local = fv.LocalTraining(fv.LearningRate(rate), steps=steps, batch_size=gamma)
+    method = fv.gradient_noise(
         rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=False
     )
     rows = noisy_updates(planned(method, 400.0), 400)
     check_std(rows - rows.mean(axis=0), rate * 400 * bound / gamma * math.sqrt(N * steps))
 
 
-@pytest.mark.parametrize("arithmetic", Arithmetic)
+@pytest.mark.parametrize("arithmetic", fv.Arithmetic)
 @pytest.mark.parametrize(
     "placement",
-    [CentralNoise(), LocalNoise(), DistributedNoise(), DistributedNoise(Rotation())],
+    [fv.CentralNoise(), fv.LocalNoise(), fv.DistributedNoise(), fv.DistributedNoise(Rotation())],
     ids=["central", "local", "shares", "rotated"],
 )
-def test_the_tracked_count_is_noisy_and_accounted(
-    placement: NoisePlacement, arithmetic: Arithmetic
-) -> None:
-    tracking = AdaptiveClipping(Clip(C), quantile=0.5, bit_noise=0.5)
-    method = dp_fedavg(
+def test_the_tracked_count_is_noisy_and_accounted(placement, arithmetic):
+    tracking = fv.AdaptiveClipping(fv.Clip(C), quantile=0.5, bit_noise=0.5)
+    method = fv.dp_fedavg(
         rounds=6,
         cohort=EVERYONE,
         local=rule(),
-        clip=Clip(C),
+        clip=fv.Clip(C),
         placement=placement,
         tracking=tracking,
     )
@@ -227,30 +211,28 @@ def test_the_tracked_count_is_noisy_and_accounted(
     assert abs(np.var(counts) / std**2 - 1) < limit * math.sqrt(2 / 1500)
 
     plain = planned(replace(method, clip_rule=None), Z, arithmetic)
-    assert made.guarantee is not None
-    assert plain.guarantee is not None
     assert made.guarantee.epsilon > plain.guarantee.epsilon
-    if isinstance(placement, CentralNoise):
+    if isinstance(placement, fv.CentralNoise):
         # Theory 9: the count adds (0.5 / s_b)^2 to mu^2 of every round.
         joint = (Z**-2 + (0.5 / std) ** 2) ** -0.5
         same = planned(replace(method, clip_rule=None), joint, arithmetic)
-        assert same.guarantee is not None
         assert made.guarantee.epsilon == pytest.approx(same.guarantee.epsilon, rel=1e-9)
 
 
-def counted(made: Plan, tracking: AdaptiveClipping, norms: torch.Tensor, number: int) -> float:
+def counted(
+    made: fv.Plan, tracking: fv.AdaptiveClipping, norms: torch.Tensor, number: int
+) -> float:
     """The noisy count of a round, as a sum that is taken in the open releases it."""
     counts = update_sum(made, number, np.arange(N), Randomness(SEED), {}).count
-    assert counts is not None
-    halves = tracking.halves(counts, Clip(C), norms)
+    halves = tracking.halves(counts, fv.Clip(C), norms)
     return float(counts.protect(halves.sum(dim=0), counts.cohort))
 
 
-def test_a_tracked_clip_finds_the_quantile_of_the_norms() -> None:
+def test_a_tracked_clip_finds_the_quantile_of_the_norms():
     norms = torch.from_numpy(np.random.default_rng(3).uniform(1, 3, size=500)).float()
-    tracking = AdaptiveClipping(Clip(0.2), quantile=0.7, rate=0.3, bit_noise=1e-3)
+    tracking = fv.AdaptiveClipping(fv.Clip(0.2), quantile=0.7, rate=0.3, bit_noise=1e-3)
     made = planned(
-        dp_fedavg(rounds=2, cohort=EVERYONE, local=rule(), clip=Clip(0.2), tracking=tracking)
+        fv.dp_fedavg(rounds=2, cohort=EVERYONE, local=rule(), clip=fv.Clip(0.2), tracking=tracking)
     )
     assert made.context is not None
     placement = made.method.placement
@@ -264,21 +246,21 @@ def test_a_tracked_clip_finds_the_quantile_of_the_norms() -> None:
     assert clip.norm == pytest.approx(np.quantile(norms.numpy(), 0.7), rel=0.1)
 
 
-def test_statistics_alone_leave_the_clip_where_it_is() -> None:
-    tracking = AdaptiveClipping(Clip(0.2), rate=0.0)
-    state, _ = tracking.follow(-200.0, 500.0, Clip(0.2), {})
-    assert tracking.clip(rule(), 1, state) == Clip(0.2)
+def test_statistics_alone_leave_the_clip_where_it_is():
+    tracking = fv.AdaptiveClipping(fv.Clip(0.2), rate=0.0)
+    state, _ = tracking.follow(-200.0, 500.0, fv.Clip(0.2), {})
+    assert tracking.clip(rule(), 1, state) == fv.Clip(0.2)
 
 
-def test_a_tracked_clip_moves_by_its_formula_within_a_thousandfold_of_the_first() -> None:
+def test_a_tracked_clip_moves_by_its_formula_within_a_thousandfold_of_the_first():
     """C exp(-rate (share - quantile)) with the share cut to [0, 1]; the clip in use is the nearest
     of the 8 between C and 2 C, all of which were planned."""
-    tracking = AdaptiveClipping(Clip(0.25), quantile=0.3, rate=0.4)
+    tracking = fv.AdaptiveClipping(fv.Clip(0.25), quantile=0.3, rate=0.4)
     planned_clips = list(tracking.clips())
     for norm in (None, 0.25, 0.61, 240.0, 250.0, 0.26e-3, 0.25e-3):
         for share in (-3.0, 0.0, 0.1, 0.3, 0.9, 1.0, 2.5):
             state = {} if norm is None else {"clip_norm": torch.tensor([norm], dtype=torch.float64)}
-            state, shown = tracking.follow((share - 0.5) * 40, 40.0, Clip(0.25), state)
+            state, shown = tracking.follow((share - 0.5) * 40, 40.0, fv.Clip(0.25), state)
             moved = (norm or 0.25) * math.exp(-0.4 * (float(np.clip(share, 0, 1)) - 0.3))
             wanted = float(np.clip(moved, 0.25e-3, 250.0))
             assert shown == pytest.approx(share, abs=1e-12)
@@ -290,16 +272,15 @@ def test_a_tracked_clip_moves_by_its_formula_within_a_thousandfold_of_the_first(
     np.testing.assert_allclose(steps, np.arange(-80, 81), atol=1e-9)  # 2^(80 / 8) > 1000
 
 
-def test_a_plans_releases_are_what_its_guarantee_accounts() -> None:
+def test_a_plans_releases_are_what_its_guarantee_accounts():
     for placement, _ in UPDATES.values():
-        order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2
-        method = dp_fedavg(
-            rounds=3, cohort=EVERYONE, local=rule(), clip=Clip(C, order), placement=placement
+        order = 1 if getattr(placement, "noise", None) is fv.Noise.LAPLACE else 2
+        method = fv.dp_fedavg(
+            rounds=3, cohort=EVERYONE, local=rule(), clip=fv.Clip(C, order), placement=placement
         )
         made = planned(method, Z)
-        assert made.guarantee is not None
         assert made.privacy_model is not None
-        again = account(
+        again = fv.account(
             made.releases(3), privacy_model=made.privacy_model, delta=made.guarantee.delta
         )
         assert again == made.guarantee

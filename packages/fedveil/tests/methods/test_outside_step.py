@@ -49,14 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def test_the_commands_work_and_the_named_step_is_certified(folder: Path) -> None:
+def test_the_commands_work_and_the_named_step_is_certified(folder):
     for block in BLOCKS:
         for program, words in block.commands():
             if program == "fedveil":
                 assert main(words) == 0, words
     plain, named = (fv.load_run(folder / name).guarantee for name in ("scaffold", "certified"))
-    assert plain is not None
-    assert named is not None
     assert not plain.certified
     assert "dp_scaffold:Scaffold" in plain.reason  # what to type
     assert named.certified
@@ -65,14 +63,13 @@ def test_the_commands_work_and_the_named_step_is_certified(folder: Path) -> None
     assert "alpha = 0.2" in (folder / "feddyn" / "recipe.toml").read_text()
 
 
-def test_a_noise_from_outside_runs_by_name(folder: Path) -> None:
+def test_a_noise_from_outside_runs_by_name(folder):
     text = (folder / "feddyn.toml").read_text().replace("alpha = 0.5", "factor = 3.0")
     (folder / "noise.toml").write_text(text.replace("dp-feddyn", "block-noise"))
     line = "run noise.toml --output noise --set training.rounds=2"
     trusted = "--set 'privacy.trusted_parts=[\"block_noise:BlockNoise\"]'"
     assert main(shlex.split(f"{line} {trusted}")) == 0
     found = fv.load_run(folder / "noise").guarantee
-    assert found is not None
     assert found.certified
 
 
@@ -134,7 +131,7 @@ def feddyn(weights: Tensor, cohorts: list[list[int]], federation: fv.Federation)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])
-def test_without_clip_and_noise_it_is_the_papers_algorithm(folder: Path, name: str) -> None:
+def test_without_clip_and_noise_it_is_the_papers_algorithm(folder, name):
     """With random cohorts of two of five clients, so that what clients remember differs in age."""
     module: Any = importlib.import_module(f"dp_{name}")
     paper: Paper = {"scaffold": scaffold, "feddyn": feddyn}[name]
@@ -194,12 +191,10 @@ TURNS = fv.CohortRule(fv.Scheme.ROUND_ROBIN, size=2)
         (Forgetful(), POISSON, fv.GradientNoise(), False),
     ],
 )
-def test_steps_without_a_proof_are_refused(
-    step: fv.LocalStep, cohort: fv.CohortRule, placement: fv.NoisePlacement, proved: bool
-) -> None:
+def test_steps_without_a_proof_are_refused(step, cohort, placement, proved):
     local = fv.LocalTraining(fv.LearningRate(0.1), steps=2, step=step)
 
-    def method() -> fv.Method:
+    def method():
         pipeline = fv.UpdatePipeline(clip=fv.Clip(1.0))
         return fv.Method("m", 3, cohort, local, pipeline, placement)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,10 @@ from tests.methods.test_secret_coins import Watched, planned
 from torch import nn
 
 import fedveil as fv
-from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.data.federation import Examples
 from fedveil.planning import plan as plan_module
 from fedveil.planning.participations import participations
 from fedveil.privacy.ledger import Inconsistent
-from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.secure_sums.aggregation import UPDATE
-from fedveil.run.directory import RunDirectory
 
 EVERYONE = {"training__sampling": "everyone", "training__rate": None}
 OWN = {"privacy__budgets": {"1": 0.8, "4": 1.5}, "training__rounds": 1}
@@ -39,14 +33,12 @@ def nobody_sends_more_than_is_accounted() -> None:
     for ways in ({}, COARSE):
         ways |= {"training__learning_rate": 1e3, "training__rounds": 1}
         whole = planned(**EVERYONE, **ways).guarantee
-        assert whole is not None
         budgets = {"1": 0.6 * whole.epsilon, "4": 0.8 * whole.epsilon}
         seen = Watched(planned(**EVERYONE, **ways, privacy__budgets=budgets))
         plan = seen.run.plan
-        assert plan.scales is not None
         assert plan.scales[1] < plan.scales[4] < 1 == plan.scales[0]
         law = plan.private_noise.mechanism()
-        assert isinstance(law, DiscreteGaussianSum)
+        assert isinstance(law, fv.DiscreteGaussianSum)
         epsilons = participations(plan).epsilons
         assert plan.privacy_model is not None
         for client in range(6):
@@ -59,7 +51,7 @@ def nobody_sends_more_than_is_accounted() -> None:
 
 def scales_do_not_follow_data() -> None:
     data = federation()
-    train = Examples(data.train.inputs.copy(), data.train.targets.copy())
+    train = fv.Examples(data.train.inputs.copy(), data.train.targets.copy())
     train.inputs[data.offsets[1] : data.offsets[2]] *= -50
     changed = replace(data, train=train)
     plans = [planned(one, **EVERYONE, **OWN) for one in (data, changed)]
@@ -70,15 +62,15 @@ LAWS = (nobody_sends_more_than_is_accounted, scales_do_not_follow_data)
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_law(law: Callable[[], None]) -> None:
+def test_law(law):
     law()
 
 
 def _rounding_scales(patch: pytest.MonkeyPatch) -> None:
-    def scaled(self: DiscreteGaussianSum, scale: float) -> DiscreteGaussianSum:
+    def scaled(self: fv.DiscreteGaussianSum, scale: float) -> fv.DiscreteGaussianSum:
         return replace(self, share_std=self.share_std / scale)  # z / s
 
-    patch.setattr(DiscreteGaussianSum, "scaled", scaled)
+    patch.setattr(fv.DiscreteGaussianSum, "scaled", scaled)
 
 
 def _follows_data(patch: pytest.MonkeyPatch) -> None:
@@ -93,18 +85,14 @@ def _follows_data(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("fault", "law"), [(_rounding_scales, LAWS[0]), (_follows_data, LAWS[1])])
-def test_planted_faults_are_noticed(
-    fault: Callable[[pytest.MonkeyPatch], None],
-    law: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_planted_faults_are_noticed(fault, law, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError):
         law()
 
 
 @pytest.mark.parametrize("sampling", ["everyone", "secret-poisson"])
-def test_a_budget_of_one_client_changes_what_it_sends_and_nothing_else(sampling: str) -> None:
+def test_a_budget_of_one_client_changes_what_it_sends_and_nothing_else(sampling):
     ways: dict[str, Any] = {"training__sampling": sampling, "training__rounds": 1}
     ways["training__rate"] = None if sampling == "everyone" else 0.9
     alike, own = (
@@ -116,18 +104,15 @@ def test_a_budget_of_one_client_changes_what_it_sends_and_nothing_else(sampling:
         assert np.array_equal(alike.rows[at], own.rows[at]) == (at[2] != 2)
 
 
-def test_each_client_pays_its_own_epsilon_and_the_run_the_largest() -> None:
+def test_each_client_pays_its_own_epsilon_and_the_run_the_largest():
     ways = EVERYONE | {"privacy__trust": "central", "aggregation__secure": None}
     ways |= {"privacy__noise_multiplier": None, "privacy__epsilon": 5.0, "seed": None}
     plan = planned(**ways, training__rounds=7, privacy__budgets={"0": 1.0, "3": 2.5, "5": 80.0})
     found = participations(plan).epsilons
-    assert plan.guarantee is not None
     assert plan.guarantee.certified
     assert plan.guarantee.epsilon == pytest.approx(5, rel=1e-3)
     assert found == pytest.approx([1, 5, 5, 2.5, 5, 5], rel=2e-3)
     assert (found <= [1, 5, 5, 2.5, 5, 5]).all()
-    assert plan.scales is not None
-    assert plan.noise_multiplier is not None
     for client in (0, 3):  # by another library
         noise = plan.noise_multiplier / (plan.scales[client] * 7**0.5)
         outside = gaussian_mechanism.get_epsilon_gaussian(noise, plan.guarantee.delta)
@@ -139,10 +124,10 @@ def test_each_client_pays_its_own_epsilon_and_the_run_the_largest() -> None:
 @pytest.mark.parametrize(
     ("changed", "kind"),
     [
-        ({"privacy__budgets": {"9": 1.0}}, ConfigError),
-        ({"privacy__budgets": {"1": 0.0}}, ConfigError),
-        ({"privacy__budgets": {"1": 1e-9}, **COARSE}, ConfigError),
-        ({"privacy__budgets": {"1": 1.0}, "privacy__clip_quantile": 0.5}, PrivacyRefusal),
+        ({"privacy__budgets": {"9": 1.0}}, fv.ConfigError),
+        ({"privacy__budgets": {"1": 0.0}}, fv.ConfigError),
+        ({"privacy__budgets": {"1": 1e-9}, **COARSE}, fv.ConfigError),
+        ({"privacy__budgets": {"1": 1.0}, "privacy__clip_quantile": 0.5}, fv.PrivacyRefusal),
         (  # whoever takes the free place brings a whole clip
             {
                 "privacy__budgets": {"1": 1.0},
@@ -152,7 +137,7 @@ def test_each_client_pays_its_own_epsilon_and_the_run_the_largest() -> None:
                 "training__sampling": "fixed",
                 "training__cohort": 2,
             },
-            PrivacyRefusal,
+            fv.PrivacyRefusal,
         ),
         (
             {
@@ -160,18 +145,16 @@ def test_each_client_pays_its_own_epsilon_and_the_run_the_largest() -> None:
                 "training__method": "gradient-noise",
                 "training__batch_size": 2,
             },
-            PrivacyRefusal,
+            fv.PrivacyRefusal,
         ),
     ],
 )
-def test_budgets_that_no_smaller_clip_keeps_are_refused(
-    changed: dict[str, Any], kind: type[Exception]
-) -> None:
+def test_budgets_that_no_smaller_clip_keeps_are_refused(changed, kind):
     with pytest.raises(kind):
         planned(**EVERYONE | changed)
 
 
-def test_a_run_goes_on_with_the_budgets_that_it_began_with(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_budgets_that_it_began_with(tmp_path):
     owners = np.repeat(np.arange(6), 5)
     inputs = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
     data = fv.Federation.from_arrays(inputs, owners % 2, owners, classes=2)
@@ -181,15 +164,15 @@ def test_a_run_goes_on_with_the_budgets_that_it_began_with(tmp_path: Path) -> No
     )
     module, budget = nn.Linear(3, 2), fv.Budget(noise_multiplier=2.0, delta=1e-5)
 
-    def plan(budgets: dict[str, float]) -> fv.Plan:
+    def plan(budgets):
         return fv.plan(method, data, module, budget=budget, budgets=budgets)
 
     first = plan({"0": 1.0})
-    kept = RunDirectory.create(tmp_path / "run", first, {})
+    kept = fv.RunDirectory.create(tmp_path / "run", first, {})
     run = fv.Run(first).keep_in(kept)
     next(iter(run))
     run.close()
     kept.close()
     with pytest.raises(Inconsistent):
-        RunDirectory.open(tmp_path / "run", plan({"1": 1.0}))
-    RunDirectory.open(tmp_path / "run", plan({"0": 1.0})).close()
+        fv.RunDirectory.open(tmp_path / "run", plan({"1": 1.0}))
+    fv.RunDirectory.open(tmp_path / "run", plan({"0": 1.0})).close()

@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedveil.core.errors import ConfigError
+import fedveil as fv
 from fedveil.core.randomness import Stream
-from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.grid import snap_conditional
 from fedveil.privacy.noise.integers import discrete_gaussian
 from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyVectors, proportional
-from fedveil.training.client.local_training import GradientClip, LearningRate, LocalTraining
 from fedveil.training.client.rotation import Rotation, hadamard
 from fedveil.training.client.update_pipeline import sparsify
 from fedveil.training.engines.local_sgd import local_updates
@@ -40,14 +38,14 @@ class FixedGradients:
         return torch.tensor([[float(self._values[step])]]), torch.zeros(1, 1), None
 
     def __call__(
-        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
+        self, weights: Tensor, batch: Batch, clip: fv.GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
         return batch[0].clone(), torch.zeros(1)
 
 
 def blur(gradients: list[float], rate: float, penalty: float, radius: float) -> float:
-    rule = LocalTraining(
-        LearningRate(rate), steps=len(gradients), penalty=penalty, penalty_radius=radius
+    rule = fv.LocalTraining(
+        fv.LearningRate(rate), steps=len(gradients), penalty=penalty, penalty_radius=radius
     )
     client = FixedGradients(gradients)
     moved, _ = local_updates(torch.zeros(1), client, rule, [rate] * len(gradients), client, ())
@@ -57,16 +55,14 @@ def blur(gradients: list[float], rate: float, penalty: float, radius: float) -> 
 @pytest.mark.parametrize(
     ("radius", "displacement", "lemma"), [(1.0, 0.56, 0.908), (0.5, 0.3512, 0.9344)]
 )
-def test_blur_on_golden_numbers(radius: float, displacement: float, lemma: float) -> None:
+def test_blur_on_golden_numbers(radius, displacement, lemma):
     found = blur([-6, -6, 3, 3, -2], 0.1, 2.0, radius)
     assert found == pytest.approx(displacement, abs=1e-6)
     assert found != pytest.approx(lemma, abs=0.1)  # what the paper's Lemma 2 says
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=12), st.floats(0.01, 3), st.floats(0.05, 2))
-def test_blur_discounts_gradients_by_later_steps_outside_the_ball(
-    gradients: list[float], penalty: float, radius: float
-) -> None:
+def test_blur_discounts_gradients_by_later_steps_outside_the_ball(gradients, penalty, radius):
     """gamma_q = prod_{j > q} (1 - lambda eta [|w_j - w_t| > S]), with w_j found step by step."""
     rate = 0.1
     outside, moved = [], 0.0
@@ -94,7 +90,7 @@ def _path(gradients: list[float], rate: float, penalty: float, radius: float) ->
 TWO_TENSORS = Layout((Slot("weight", (2, 3), 0), Slot("bias", (4,), 6)))
 
 
-def test_lus_keeps_the_largest_of_each_tensor() -> None:
+def test_lus_keeps_the_largest_of_each_tensor():
     update = torch.tensor([[1.0, -2, 3, -4, 5, -6, 10, 20, 30, 40]])
     gradient = torch.tensor([[9.0, 1, 1, 1, 1, 1, 4, 3, 1, 0.1]])
     # Tensor 1: |g u| = 9 2 3 4 5 6, keep the 3 largest; tensor 2: 40 60 30 4, keep 2.
@@ -102,14 +98,14 @@ def test_lus_keeps_the_largest_of_each_tensor() -> None:
     assert update.tolist() == [[1, 0, 0, 0, 5, -6, 10, 20, 0, 0]]
 
 
-def test_lus_keeps_ties() -> None:
+def test_lus_keeps_ties():
     update = torch.ones(1, 10)
     sparsify(update, torch.ones(1, 10), TWO_TENSORS, 0.9)
     assert update.sum() == 10
 
 
 @given(st.floats(0, 0.99), st.integers(0, 2**32 - 1))
-def test_lus_keeps_at_least_s_and_never_lengthens(sparsity: float, seed: int) -> None:
+def test_lus_keeps_at_least_s_and_never_lengthens(sparsity, seed):
     draw = np.random.default_rng(seed)
     update = torch.from_numpy(draw.normal(size=(3, 10)))
     before = update.clone()
@@ -122,7 +118,7 @@ def test_lus_keeps_at_least_s_and_never_lengthens(sparsity: float, seed: int) ->
 
 
 @pytest.mark.parametrize("levels", range(12))
-def test_the_fast_hadamard_transform_is_the_matrix(levels: int) -> None:
+def test_the_fast_hadamard_transform_is_the_matrix(levels):
     width = 1 << levels
     rows = torch.from_numpy(np.random.default_rng(levels).normal(size=(3, width)))
     expected = rows.numpy() @ scipy.linalg.hadamard(width).T
@@ -130,7 +126,7 @@ def test_the_fast_hadamard_transform_is_the_matrix(levels: int) -> None:
 
 
 @given(st.integers(1, 70), st.integers(0, 5))
-def test_a_rotation_keeps_lengths_and_can_be_undone(size: int, round_number: int) -> None:
+def test_a_rotation_keeps_lengths_and_can_be_undone(size, round_number):
     rows = torch.from_numpy(np.random.default_rng(size).normal(size=(2, size)))
     rotated = Rotation(3).forward(rows, round_number)
     assert rotated.shape[1] == 1 << (size - 1).bit_length()
@@ -139,7 +135,7 @@ def test_a_rotation_keeps_lengths_and_can_be_undone(size: int, round_number: int
     torch.testing.assert_close(back, rows.sum(dim=0))
 
 
-def test_a_rotation_spreads_a_spike_and_changes_every_round() -> None:
+def test_a_rotation_spreads_a_spike_and_changes_every_round():
     spike = torch.zeros(1, 1024)
     spike[0, 17] = 1
     torch.testing.assert_close(Rotation().forward(spike, 0).abs(), torch.full((1, 1024), 1 / 32))
@@ -150,7 +146,7 @@ def test_a_rotation_spreads_a_spike_and_changes_every_round() -> None:
 
 
 @given(st.integers(2, 64), st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=9))
-def test_centring_is_reduction_modulo_a_power_of_two(bits: int, values: list[int]) -> None:
+def test_centring_is_reduction_modulo_a_power_of_two(bits, values):
     centred = ModularGrid(1.0, bits).centre(np.array(values, dtype=np.int64))
     for value, found in zip(values, centred.tolist(), strict=True):
         assert (value - found) % 2**bits == 0
@@ -164,7 +160,7 @@ def simulated_wraps(summands: NoisyVectors, granularity: float, bits: int, trial
     trial), rotated by that trial's signs.
     """
     draw = np.random.default_rng(bits)
-    mechanism = DiscreteGaussianSum(
+    mechanism = fv.DiscreteGaussianSum(
         summands.clip_norm, granularity, summands.share_std, summands.count, summands.width
     )
     wraps = 0
@@ -183,7 +179,7 @@ def simulated_wraps(summands: NoisyVectors, granularity: float, bits: int, trial
 
 
 @pytest.mark.parametrize("likely", [0.2, 1e-2])
-def test_sums_wrap_no_more_often_than_stated(likely: float) -> None:
+def test_sums_wrap_no_more_often_than_stated(likely):
     """False-alarm rate below 1e-6 if the stated probability were exact; it is an upper bound."""
     summands = NoisyVectors(count=8, clip_norm=1.0, share_std=0.3, width=64)
     granularity = summands.rotated_granularity(likely, None)
@@ -195,34 +191,34 @@ def test_sums_wrap_no_more_often_than_stated(likely: float) -> None:
     assert simulated_wraps(summands, granularity, bits - 2, 60) > 30
 
 
-def test_roundings_of_many_clients_fit_into_the_sum() -> None:
+def test_roundings_of_many_clients_fit_into_the_sum():
     """With next to nothing to send, each of 1000 roundings still adds up to a whole step."""
     summands = NoisyVectors(count=1000, clip_norm=1e-9, share_std=1e-9, width=64)
     bits = summands.rotated_bits(granularity=1.0, wrap_probability=1e-6)
     assert 2 ** (bits - 1) > 1000 >= 2 ** (bits - 2)
 
 
-def test_more_bits_buy_a_finer_grid_and_too_few_are_refused() -> None:
+def test_more_bits_buy_a_finer_grid_and_too_few_are_refused():
     summands = NoisyVectors(count=50, clip_norm=1.0, share_std=0.2, width=1024)
     grids = [summands.rotated_granularity(1e-6, bits) for bits in (12, 16, 20)]
     assert grids[0] > grids[1] > grids[2]
     for bits, grid in zip((12, 16, 20), grids, strict=True):
         assert summands.rotated_bits(grid, 1e-6) <= bits
-    with pytest.raises(ConfigError, match="need"):
+    with pytest.raises(fv.ConfigError, match="need"):
         summands.rotated_granularity(1e-6, 6)
 
 
-def test_rounding_lengthens_a_rotated_update_by_about_a_percent_at_most() -> None:
+def test_rounding_lengthens_a_rotated_update_by_about_a_percent_at_most():
     for width in (2**6, 2**10, 2**20):
         summands = NoisyVectors(count=100, clip_norm=0.7, share_std=0.1, width=width)
         grid = summands.rotated_granularity(1e-6, None)
         assert summands.share_std / grid >= 2
-        reach = DiscreteGaussianSum(0.7, grid, 0.1, 100, width).grid_sensitivity()[0] * grid
+        reach = fv.DiscreteGaussianSum(0.7, grid, 0.1, 100, width).grid_sensitivity()[0] * grid
         assert 0.7 < reach < 0.7 * 1.012
 
 
 @given(st.floats(1e-3, 1e3))
-def test_another_clips_grid_is_never_coarser_beside_it(norm: float) -> None:
+def test_another_clips_grid_is_never_coarser_beside_it(norm):
     other = proportional(2.0**-9, 0.3, norm)
     assert math.frexp(other)[0] == 0.5
     assert other / norm * (1 + 1e-12) > 0.5 * 2.0**-9 / 0.3

@@ -7,28 +7,24 @@ import pytest
 import torch
 from tests.methods.reference import federation
 
-from fedveil.core.errors import ConfigError
+import fedveil as fv
 from fedveil.core.randomness import Randomness
-from fedveil.core.units import Adjacency
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import plan_of
-from fedveil.planning.plan import Plan
 from fedveil.privacy.refusals import AdjacencyRefused
-from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.run.run import Run
 from fedveil.run.sums import divisor, pipeline_in, update_sum
 
 DECLARED = "privacy.public_clients=100"
 SAMPLERS = ("training.sampling=poisson", "training.sampling=everyone")
 
 
-def planned(clients: int, *assignments: str, seed: int | None = None) -> Plan:
+def planned(clients: int, *assignments: str, seed: int | None = None) -> fv.Plan:
     usual = ["training.method=dp-fedavg", "training.rounds=3", "training.local_steps=2"]
     recipe = recipes.parse({}, [*usual, *assignments], {"seed": seed} if seed else {})
     return plan_of(recipes.with_defaults(recipe), federation(sizes=(3,) * clients))
 
 
-def released(plan: Plan, total: int) -> np.ndarray:
+def released(plan: fv.Plan, total: int) -> np.ndarray:
     """What a sum of `total` grid steps in every coordinate becomes, with noise from one seed."""
     sums, cohort = torch.full((plan.layout.size,), total, dtype=torch.int64), np.arange(2)
     updates = update_sum(plan, 0, cohort, Randomness(5), {})
@@ -49,15 +45,12 @@ def released(plan: Plan, total: int) -> np.ndarray:
     ],
     ids=str,
 )
-def test_nothing_follows_the_true_number_if_another_is_declared(
-    sampling: str, more: tuple[str, ...]
-) -> None:
+def test_nothing_follows_the_true_number_if_another_is_declared(sampling, more):
     if sampling.endswith("everyone"):
         more = tuple(one for one in more if not one.startswith("training."))
     fewer, all_there = (planned(n, sampling, DECLARED, *more) for n in (99, 100))
     for plan in (fewer, all_there):
-        assert plan.guarantee is not None
-        assert plan.guarantee.adjacency is Adjacency.ADD_REMOVE
+        assert plan.guarantee.adjacency is fv.Adjacency.ADD_REMOVE
         assert plan.guarantee.certified
     assert fewer.guarantee == all_there.guarantee  # delta, population, rate and epsilon
     assert fewer.sampling == all_there.sampling  # and with it the divisor
@@ -67,28 +60,25 @@ def test_nothing_follows_the_true_number_if_another_is_declared(
     assert np.array_equal(released(fewer, 12345), released(all_there, 12345))
 
 
-def test_a_grid_that_follows_the_true_number_tells_two_federations_apart() -> None:
+def test_a_grid_that_follows_the_true_number_tells_two_federations_apart():
     """So without a declaration the statement is about what a client sends."""
     fewer, more = (planned(n, "training.sampling=everyone") for n in (99, 100))
     assert not np.array_equal(released(fewer, 12345), released(more, 12345))
     for plan in (fewer, more):
-        assert plan.guarantee is not None
-        assert plan.guarantee.adjacency is Adjacency.ZERO_OUT
+        assert plan.guarantee.adjacency is fv.Adjacency.ZERO_OUT
         assert "replaced by zero" in plan.guarantee.statement
 
 
-def test_zero_out_costs_what_add_remove_costs() -> None:
+def test_zero_out_costs_what_add_remove_costs():
     counted = planned(100, "training.sampling=poisson").guarantee
     declared = planned(100, "training.sampling=poisson", DECLARED).guarantee
-    assert counted is not None
-    assert declared is not None
     assert counted.epsilon == declared.epsilon
     assert any("at most" in one and "clients" in one for one in declared.rests_on)
     assert not any("at most" in one and "clients" in one for one in counted.rests_on)
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLERS, "training.sampling=capped-poisson"])
-def test_add_remove_is_refused_where_clients_were_counted(sampling: str) -> None:
+def test_add_remove_is_refused_where_clients_were_counted(sampling):
     cap = ["training.cohort_cap=80"] if "capped" in sampling else []
     with pytest.raises(AdjacencyRefused, match=r"privacy\.public_clients"):
         planned(100, sampling, *cap, "privacy.adjacency=add-remove")
@@ -100,8 +90,7 @@ def test_add_remove_is_refused_where_clients_were_counted(sampling: str) -> None
             "privacy.trust=central",
         )
     guarantee = planned(100, sampling, *cap).guarantee
-    assert guarantee is not None
-    assert guarantee.adjacency is Adjacency.ZERO_OUT
+    assert guarantee.adjacency is fv.Adjacency.ZERO_OUT
 
 
 @pytest.mark.parametrize(
@@ -117,32 +106,32 @@ def test_add_remove_is_refused_where_clients_were_counted(sampling: str) -> None
     ],
     ids=str,
 )
-def test_a_declaration_that_hides_nothing_is_refused(assignments: tuple[str, ...]) -> None:
+def test_a_declaration_that_hides_nothing_is_refused(assignments):
     """Too small, or where turns, chances or noise shares follow who is there."""
-    with pytest.raises(ConfigError, match=r"privacy\.public_clients") as caught:
+    with pytest.raises(fv.ConfigError, match=r"privacy\.public_clients") as caught:
         planned(100, *assignments)
     assert "100 clients" not in str(caught.value)  # how many there are is what is to be hidden
 
 
 @pytest.mark.parametrize("sampling", SAMPLERS)
-def test_a_run_with_fewer_clients_than_declared(sampling: str) -> None:
-    run = Run(planned(9, sampling, DECLARED, "privacy.noise_multiplier=1.0"))
+def test_a_run_with_fewer_clients_than_declared(sampling):
+    run = fv.Run(planned(9, sampling, DECLARED, "privacy.noise_multiplier=1.0"))
     assert len(list(run)) == 3
     run.close()
 
 
-def test_absent_clients_are_never_drawn() -> None:
+def test_absent_clients_are_never_drawn():
     randomness = Randomness(3)
     for number in range(50):
-        drawn = Poisson(0.5, 100).draw(number, randomness.stream("cohort", number), 99)
-        alone = Poisson(0.5, 99).draw(number, randomness.stream("cohort", number))
+        drawn = fv.Poisson(0.5, 100).draw(number, randomness.stream("cohort", number), 99)
+        alone = fv.Poisson(0.5, 99).draw(number, randomness.stream("cohort", number))
         assert np.array_equal(drawn, alone)
-    assert np.array_equal(Everyone(100).draw(0, None, 99), np.arange(99))
-    for sampling in (Poisson(0.5, 100), Everyone(100)):
-        with pytest.raises(ConfigError, match="declared"):
+    assert np.array_equal(fv.Everyone(100).draw(0, None, 99), np.arange(99))
+    for sampling in (fv.Poisson(0.5, 100), fv.Everyone(100)):
+        with pytest.raises(fv.ConfigError, match="declared"):
             sampling.draw(0, randomness.stream("cohort", 0), 101)
-    for sampling in (FixedSize(100, 5), RoundRobin(100, 5), CappedPoisson(100, 0.5, 60)):
+    for sampling in (fv.FixedSize(100, 5), fv.RoundRobin(100, 5), fv.CappedPoisson(100, 0.5, 60)):
         for present in (99, 101):
-            with pytest.raises(ConfigError, match="all 100"):
+            with pytest.raises(fv.ConfigError, match="all 100"):
                 sampling.draw(0, randomness.stream("cohort", 0), present)
         assert len(sampling.draw(0, randomness.stream("cohort", 0), 100)) > 0

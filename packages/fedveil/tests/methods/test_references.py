@@ -25,33 +25,17 @@ from tests.methods.reference import (
     trajectory,
 )
 
+import fedveil as fv
 from fedveil.core.randomness import Randomness
-from fedveil.core.units import Unit
-from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.bounded_sparse import bounded_sparse
-from fedveil.methods.client_noise import client_noise
-from fedveil.methods.ddgauss import ddgauss
-from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fedavg import fedavg, fedprox, fedsgd
-from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
-from fedveil.methods.laplacian_smoothing import dp_fed
-from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.distributed_noise import DistributedNoise
-from fedveil.methods.parts.method import CohortRule, Scheme, Voting
-from fedveil.methods.parts.noise_placement import Noise
-from fedveil.privacy.clipping import Clip
-from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.integers import discrete_gaussian
 from fedveil.privacy.noise.simulated import gaussian, laplace
-from fedveil.training.client.local_training import LearningRate, LocalTraining, Schedule
 from fedveil.training.client.rotation import Rotation
-from fedveil.training.server.smoothing import Smoothing
 
 Vector = np.ndarray
 
-FOUR = CohortRule(Scheme.FIXED, size=4)
-TURNS = CohortRule(Scheme.ROUND_ROBIN, size=4)
-BALANCED = CohortRule(Scheme.BALANCED, size=4)
+FOUR = fv.CohortRule(fv.Scheme.FIXED, size=4)
+TURNS = fv.CohortRule(fv.Scheme.ROUND_ROBIN, size=4)
+BALANCED = fv.CohortRule(fv.Scheme.BALANCED, size=4)
 SILENT_OR_NOT = pytest.mark.parametrize("noise", [0.0, 0.7], ids=["silent", "noisy"])
 TOLERANCE = 1e-5
 
@@ -64,10 +48,10 @@ def drawn(purpose: str, round_number: int, count: int, std: float, client: int =
 
 
 @pytest.mark.parametrize("by_examples", [False, True], ids=["uniform", "by examples"])
-def test_fedavg(by_examples: bool) -> None:
-    made = planned(fedavg(rounds=ROUNDS, cohort=FOUR, local=rule(), by_examples=by_examples))
+def test_fedavg(by_examples):
+    made = planned(fv.fedavg(rounds=ROUNDS, cohort=FOUR, local=rule(), by_examples=by_examples))
 
-    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+    def step(weights, round_number, cohort):
         shares = np.array([SIZES[c] if by_examples else 1 for c in cohort], dtype=float)
         updates = [sgd(made, weights, c, round_number) for c in cohort]
         return weights + shares @ updates / shares.sum()
@@ -75,10 +59,10 @@ def test_fedavg(by_examples: bool) -> None:
     check(made, step, TOLERANCE)
 
 
-def test_fedsgd_is_one_full_gradient() -> None:
-    made = planned(fedsgd(rounds=ROUNDS, cohort=FOUR, local=rule(), by_examples=True))
+def test_fedsgd_is_one_full_gradient():
+    made = planned(fv.fedsgd(rounds=ROUNDS, cohort=FOUR, local=rule(), by_examples=True))
 
-    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+    def step(weights, round_number, cohort):
         rate = made.local.learning_rate.of_round(round_number, 1)[0]
         pool = [records(made, c) for c in cohort]
         everything = [np.concatenate(part) for part in zip(*pool, strict=True)]
@@ -87,10 +71,10 @@ def test_fedsgd_is_one_full_gradient() -> None:
     check(made, step, TOLERANCE)
 
 
-def test_fedprox_pulls_back_at_every_step() -> None:
-    made = planned(fedprox(rounds=ROUNDS, cohort=FOUR, local=rule(), penalty=0.8))
+def test_fedprox_pulls_back_at_every_step():
+    made = planned(fv.fedprox(rounds=ROUNDS, cohort=FOUR, local=rule(), penalty=0.8))
 
-    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+    def step(weights, round_number, cohort):
         pulled = [
             sgd(made, weights, c, round_number, lambda g, moved: g + 0.8 * moved) for c in cohort
         ]
@@ -100,15 +84,15 @@ def test_fedprox_pulls_back_at_every_step() -> None:
 
 
 @SILENT_OR_NOT
-@pytest.mark.parametrize("law", Noise)
-def test_fu(law: Noise, noise: float) -> None:
-    zeta, steps, order = 0.6, 3, 1 if law is Noise.LAPLACE else 2
-    local = LocalTraining(LearningRate(0.5, Schedule.INVERSE, 8.0), steps=steps)
+@pytest.mark.parametrize("law", fv.Noise)
+def test_fu(law, noise):
+    zeta, steps, order = 0.6, 3, 1 if law is fv.Noise.LAPLACE else 2
+    local = fv.LocalTraining(fv.LearningRate(0.5, fv.Schedule.INVERSE, 8.0), steps=steps)
     made = planned(
-        client_noise(rounds=ROUNDS, cohort=TURNS, local=local, clip_norm=zeta, noise=law), noise
+        fv.client_noise(rounds=ROUNDS, cohort=TURNS, local=local, clip_norm=zeta, noise=law), noise
     )
 
-    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+    def step(weights, round_number, cohort):
         rates = [
             0.5 / (1 + k / 8.0) for k in range(round_number * steps, (round_number + 1) * steps)
         ]
@@ -119,7 +103,7 @@ def test_fu(law: Noise, noise: float) -> None:
             for rate in rates:
                 whole = gradients(theta, *records(made, client)).mean(axis=0)
                 theta -= rate * clipped(whole, zeta, order)
-            sampler = laplace if law is Noise.LAPLACE else gaussian
+            sampler = laplace if law is fv.Noise.LAPLACE else gaussian
             stream = Randomness(SEED).stream("noise", round_number, int(client))
             w = sampler(stream, len(weights), noise * bound)
             uploads.append(theta - weights + w)
@@ -132,16 +116,16 @@ def test_fu(law: Noise, noise: float) -> None:
 
 @SILENT_OR_NOT
 @pytest.mark.parametrize("one_step", [False, True], ids=["gradient-noise", "dp-sgd"])
-def test_hu_and_dp_sgd(one_step: bool, noise: float) -> None:
+def test_hu_and_dp_sgd(one_step, noise):
     bound, gamma = 0.8, 3
     local = rule(batch_size=gamma, steps=5)
-    build = dp_sgd if one_step else gradient_noise
+    build = fv.dp_sgd if one_step else fv.gradient_noise
     method = build(
         rounds=ROUNDS, cohort=BALANCED, local=local, clip_norm=bound, secure_sum=one_step
     )
     made = planned(method, noise)
 
-    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+    def step(weights, round_number, cohort):
         models = []
         for client in cohort:
             stream = Randomness(SEED).stream("gradient-noise", round_number, int(client))
@@ -162,11 +146,11 @@ def test_hu_and_dp_sgd(one_step: bool, noise: float) -> None:
     check(made, step, TOLERANCE)
 
 
-def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn() -> None:
+def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn():
     from fedveil.methods.parts.local_steps import local_steps
 
     made = planned(
-        gradient_noise(
+        fv.gradient_noise(
             rounds=ROUNDS, cohort=BALANCED, local=rule(batch_size=3, steps=5), clip_norm=1.0
         )
     )
@@ -184,25 +168,27 @@ def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn() -> 
 
 
 @SILENT_OR_NOT
-@pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.POISSON])
+@pytest.mark.parametrize("scheme", [fv.Scheme.FIXED, fv.Scheme.POISSON])
 @pytest.mark.parametrize("sigma", [None, 0.7], ids=["dp-fed", "laplacian-smoothing"])
-def test_liang(sigma: float | None, scheme: Scheme, noise: float) -> None:
+def test_liang(sigma, scheme, noise):
     ball = 0.25
-    local = LocalTraining(LearningRate(0.4), epochs=2, batch_size=2)
-    smoothing = None if sigma is None else Smoothing(sigma)
-    cohort = FOUR if scheme is Scheme.FIXED else CohortRule(scheme, rate=0.6)
+    local = fv.LocalTraining(fv.LearningRate(0.4), epochs=2, batch_size=2)
+    smoothing = None if sigma is None else fv.Smoothing(sigma)
+    cohort = FOUR if scheme is fv.Scheme.FIXED else fv.CohortRule(scheme, rate=0.6)
     made = planned(
-        dp_fed(rounds=ROUNDS, cohort=cohort, local=local, clip=Clip(ball), smoothing=smoothing),
+        fv.dp_fed(
+            rounds=ROUNDS, cohort=cohort, local=local, clip=fv.Clip(ball), smoothing=smoothing
+        ),
         noise,
     )
-    m = 4 if scheme is Scheme.FIXED else 0.6 * len(SIZES)  # expected, never the realised size
+    m = 4 if scheme is fv.Scheme.FIXED else 0.6 * len(SIZES)  # expected, never the realised size
 
-    def smooth(v: Vector) -> Vector:  # eq. 2
+    def smooth(v):  # eq. 2
         d = np.zeros(len(v))
         d[[0, 1, -1]] = -2, 1, 1
         return np.fft.ifft(np.fft.fft(v) / (1 - (sigma or 0) * np.fft.fft(d))).real
 
-    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+    def step(weights, round_number, cohort):
         total = np.zeros_like(weights)
         for client in cohort:
             total += sgd(
@@ -220,27 +206,27 @@ def test_liang(sigma: float | None, scheme: Scheme, noise: float) -> None:
     ("penalty", "sparsity"), [(0.9, 0.0), (0.0, 0.6), (0.9, 0.6)], ids=["BLUR", "LUS", "both"]
 )
 @pytest.mark.parametrize("shares", [False, True], ids=["central", "shares"])
-def test_cheng(penalty: float, sparsity: float, shares: bool, noise: float) -> None:
+def test_cheng(penalty, sparsity, shares, noise):
     bound = 0.15
-    cohort = BALANCED if shares else CohortRule(Scheme.POISSON, rate=0.6)
+    cohort = BALANCED if shares else fv.CohortRule(fv.Scheme.POISSON, rate=0.6)
     made = planned(
-        bounded_sparse(
+        fv.bounded_sparse(
             rounds=ROUNDS,
             cohort=cohort,
             local=rule(),
-            clip=Clip(bound),
+            clip=fv.Clip(bound),
             penalty=penalty,
             sparsity=sparsity,
-            placement=DistributedNoise() if shares else CentralNoise(),
+            placement=fv.DistributedNoise() if shares else fv.CentralNoise(),
         ),
         noise,
     )
     expected_cohort = 4 if shares else 0.6 * len(SIZES)
 
-    def blur(gradient: Vector, moved: Vector) -> Vector:
+    def blur(gradient, moved):
         return gradient + penalty * moved * (np.linalg.norm(moved) > bound)
 
-    def lus(update: Vector, weights: Vector, client: int) -> Vector:
+    def lus(update, weights, client):
         final = gradients(weights + update, *records(made, client)).mean(axis=0)
         kept = update.copy()
         for part in (slice(0, CLASSES * FEATURES), slice(CLASSES * FEATURES, None)):
@@ -250,7 +236,7 @@ def test_cheng(penalty: float, sparsity: float, shares: bool, noise: float) -> N
             kept[part][utility < np.sort(utility)[-s]] = 0
         return kept
 
-    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+    def step(weights, round_number, cohort):
         total = np.zeros_like(weights)
         for client in cohort:
             update = lus(sgd(made, weights, client, round_number, blur), weights, client)
@@ -265,14 +251,14 @@ def test_cheng(penalty: float, sparsity: float, shares: bool, noise: float) -> N
     check(made, step, TOLERANCE)
 
 
-def test_hu_for_clients_is_the_clipped_update_with_shares() -> None:
+def test_hu_for_clients_is_the_clipped_update_with_shares():
     made = planned(
-        gradient_noise(
-            rounds=ROUNDS, cohort=BALANCED, local=rule(), clip_norm=0.2, unit=Unit.CLIENT
+        fv.gradient_noise(
+            rounds=ROUNDS, cohort=BALANCED, local=rule(), clip_norm=0.2, unit=fv.Unit.CLIENT
         )
     )
 
-    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+    def step(weights, round_number, cohort):
         uploads = [
             clipped(sgd(made, weights, c, round_number), 0.2)
             + drawn("noise", round_number, len(weights), 0.7 * 0.2 / 2, int(c))
@@ -283,20 +269,20 @@ def test_hu_for_clients_is_the_clipped_update_with_shares() -> None:
     check(made, step, TOLERANCE)
 
 
-def test_ddgauss() -> None:
+def test_ddgauss():
     """Dense matrices instead of the fast transform, integers instead of tensors."""
     c = 0.2
-    made = planned(ddgauss(rounds=ROUNDS, cohort=BALANCED, local=rule(), clip=Clip(c)), 2.0)
+    made = planned(fv.ddgauss(rounds=ROUNDS, cohort=BALANCED, local=rule(), clip=fv.Clip(c)), 2.0)
     assert made.pipeline.granularity is not None
-    assert isinstance(made.noise, DistributedNoise)
+    assert isinstance(made.noise, fv.DistributedNoise)
     d, width, n = CLASSES * FEATURES + CLASSES, 32, 4
-    grid = made.noise.grid(Clip(c))
+    grid = made.noise.grid(fv.Clip(c))
     g, modulus, s = grid.granularity, 2**grid.bits, 2.0 * c / math.sqrt(n)
     (release,) = made.releases(ROUNDS)
-    assert release.mechanism == DiscreteGaussianSum(c, g, s, n, width, math.exp(-0.5))
+    assert release.mechanism == fv.DiscreteGaussianSum(c, g, s, n, width, math.exp(-0.5))
     reach = release.mechanism.grid_sensitivity()[0]
 
-    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+    def step(weights, round_number, cohort):
         rotate = (
             scipy.linalg.hadamard(width) @ np.diag(signs(round_number, width)) / math.sqrt(width)
         )
@@ -334,11 +320,10 @@ def signs(round_number: int, width: int) -> Vector:
 
 
 @SILENT_OR_NOT
-def test_ae_dpfl(noise: float) -> None:
-    voting = Voting(questions=8, epochs=3, batch_size=8, learning_rate=0.05)
-    made = planned(ae_dpfl(local=rule(epochs=6, steps=None), voting=voting), noise)
+def test_ae_dpfl(noise):
+    voting = fv.Voting(questions=8, epochs=3, batch_size=8, learning_rate=0.05)
+    made = planned(fv.ae_dpfl(local=rule(epochs=6, steps=None), voting=voting), noise)
     public = made.federation.validation
-    assert public is not None
     inputs = public.inputs[:8].astype(float)
     start, after = trajectory(made)
 
@@ -366,17 +351,17 @@ WIDE = 1e6  # a clip that never acts
 
 
 @pytest.mark.parametrize("name", ["client-noise", "liang", "bounded-sparse", "dp-fedavg"])
-def test_without_noise_and_active_clips_methods_are_fedavg(name: str) -> None:
-    local = LocalTraining(LearningRate(0.3), steps=4)
+def test_without_noise_and_active_clips_methods_are_fedavg(name):
+    local = fv.LocalTraining(fv.LearningRate(0.3), steps=4)
     common = {"rounds": ROUNDS, "cohort": FOUR, "local": local}
     method = {
-        "client-noise": lambda: client_noise(**common, clip_norm=WIDE),
-        "liang": lambda: dp_fed(**common, clip=Clip(WIDE)),
-        "bounded-sparse": lambda: bounded_sparse(
-            **common, clip=Clip(WIDE), penalty=0.9, sparsity=0.0
+        "client-noise": lambda: fv.client_noise(**common, clip_norm=WIDE),
+        "liang": lambda: fv.dp_fed(**common, clip=fv.Clip(WIDE)),
+        "bounded-sparse": lambda: fv.bounded_sparse(
+            **common, clip=fv.Clip(WIDE), penalty=0.9, sparsity=0.0
         ),
-        "dp-fedavg": lambda: dp_fedavg(**common, clip=Clip(WIDE)),
+        "dp-fedavg": lambda: fv.dp_fedavg(**common, clip=fv.Clip(WIDE)),
     }[name]()
-    plain = trajectory(planned(fedavg(**common)))
+    plain = trajectory(planned(fv.fedavg(**common)))
     for silent, reference in zip(trajectory(planned(method, 0.0)), plain, strict=True):
         np.testing.assert_allclose(silent, reference, rtol=1e-5, atol=1e-7)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
+import fedveil as fv
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
 from fedveil.run.checkpoint import load_checkpoint
-from fedveil.run.directory import RunDirectory
-from fedveil.run.run import Run
 
 MIXED = [
     "data.clients=20",
@@ -34,22 +31,22 @@ def recipe(*more: str, seed: int | None = 5) -> Recipe:
 
 
 @pytest.mark.parametrize("more", [(), SECURE], ids=["central", "rotated shares"])
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, more):
     chosen = recipe(*more)
     data = federation_of(chosen.data)
-    whole = Run(plan_of(chosen, data))
+    whole = fv.Run(plan_of(chosen, data))
     figures = [report.figures for report in whole]
 
     plan = plan_of(chosen, data)
-    directory = RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
-    first = Run(plan).keep_in(directory)
+    directory = fv.RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
+    first = fv.Run(plan).keep_in(directory)
     seen = [next(iter(first)).figures for _ in range(3)]
     first.save()
     directory.close()
 
     again = plan_of(chosen, data)
-    directory = RunDirectory.open(tmp_path / "run", again)
-    second = Run(again).keep_in(directory)
+    directory = fv.RunDirectory.open(tmp_path / "run", again)
+    second = fv.Run(again).keep_in(directory)
     assert second.state.rounds == 3
     seen += [report.figures for report in second]
     directory.close()
@@ -58,11 +55,11 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, more: tuple[str, ...]
     assert len({one["clip_norm"] for one in seen}) > 1  # the clip did move
 
 
-def test_a_protected_run_shows_the_noisy_share_and_keeps_the_clip_alone(tmp_path: Path) -> None:
+def test_a_protected_run_shows_the_noisy_share_and_keeps_the_clip_alone(tmp_path):
     chosen = recipe(seed=None)
     plan = plan_of(chosen, federation_of(chosen.data))
-    directory = RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
-    run = Run(plan).keep_in(directory)
+    directory = fv.RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
+    run = fv.Run(plan).keep_in(directory)
     for report in run:
         assert report.unprotected_stats is None
         assert set(report.figures) == {"clip_norm", "below_clip"}

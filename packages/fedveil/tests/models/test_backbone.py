@@ -118,6 +118,27 @@ def test_a_model_of_data_that_nobody_called_public_is_no_backbone(tmp_path: Path
             BackboneFeatures(TINY, str(file))
 
 
+def smooth() -> nn.Module:
+    """The weights of `tiny`, and another activation."""
+    network = tiny()
+    network[2] = nn.Tanh()
+    return network
+
+
+def test_other_layers_with_the_same_weights_are_another_network() -> None:
+    same, other = (BackboneFeatures(f"{TINY[:-4]}{name}") for name in ("tiny", "smooth"))
+    assert same.digest != other.digest
+    assert same.cache_key != other.cache_key
+
+
+def test_features_are_made_again_when_the_file_of_the_network_changes(tmp_path: Path) -> None:
+    file, keys = tmp_path / "net.py", []
+    for line in ("", "# another forward"):
+        file.write_text(f"from tests.models.test_backbone import tiny\n{line}\n")
+        keys.append(BackboneFeatures(f"{file}:tiny").cache_key)
+    assert keys[0] != keys[1]
+
+
 def test_weights_other_than_those_of_training_are_refused() -> None:
     with pytest.raises(PrivacyRefusal):
         BackboneFeatures(TINY, digest="0" * 64)

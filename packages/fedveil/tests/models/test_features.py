@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from fedveil.data.examples import Examples, Scaling
 from fedveil.data.federation import Federation, Task
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.planning.plan import Plan
 from fedveil.run.run import Run
 from fedveil.training.engines.contract import RoundRequest
+from fedveil.training.models import feature_cache
 from fedveil.training.models.features import (
     FeatureMap,
     Featurizer,
@@ -185,6 +188,37 @@ def test_cached_features_are_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
         with_features(federation_with(clients), MAP, keep=True)
 
 
+def test_an_interrupted_computation_goes_on_where_it_stood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(feature_cache, "SHELF", 2)
+    clients, usual, calls = images([4, 3]), ScatteringFeatures.__call__, 0
+
+    def stopped_at(last: int) -> Callable[[ScatteringFeatures, Tensor], Tensor]:
+        def call(self: ScatteringFeatures, example: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls > last:
+                raise KeyboardInterrupt
+            return usual(self, example)
+
+        return call
+
+    monkeypatch.setattr(ScatteringFeatures, "__call__", stopped_at(20))
+    with pytest.raises(KeyboardInterrupt):
+        with_features(federation_with(clients), MAP, keep=True)
+    (home,) = (tmp_path / "fedveil" / "features").iterdir()
+    kept = list(home.iterdir())
+    assert kept
+    monkeypatch.setattr(ScatteringFeatures, "__call__", usual)
+    resumed = with_features(federation_with(clients), MAP, keep=True)
+    assert set(kept) < set(home.iterdir())
+    fresh = with_features(federation_with(clients), MAP)
+    assert np.array_equal(resumed.train.inputs, fresh.train.inputs)
+    assert np.array_equal(resumed.test.inputs, fresh.test.inputs)
+
+
 def test_examples_dealt_otherwise_are_made_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,13 +335,43 @@ def test_neighbours_of_a_protected_run_leave_a_client_s_integers_as_they_are():
     assert first[0].any()
 
 
-def test_what_a_recipe_cannot_mean_is_refused():
-    for settings, said in (
-        (["model.features=wavelets"], "model.features"),
-        (["model.scales=2"], "model.features, which is not set"),
-        (["model.features=scattering", "model.scales=9"], "model.scales"),
-        (["model.features=scattering", "data.source=synthetic-logistic"], "needs images"),
-    ):
-        recipe = recipes.with_defaults(recipes.parse(RECIPE, settings))
-        with pytest.raises(ConfigError, match=said):
-            plan_of(recipe, federation_of(recipe.data))
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ("features=wavelets", "features"),
+        ("scales=2", "scales"),
+        ("whiten=strokes", "whiten"),
+        ("features=scattering scales=9", "scales"),
+        ("features=scattering whiten=clouds", "whiten"),
+        ("features=scattering whiten=leaves directions=0", "directions"),
+        ("features=scattering directions=9", "directions"),
+        ("features=scattering mirror=true", "mirror"),
+        ("features=scattering width=8", "width"),
+        ("features=patches patches=0", "patches"),
+        ("features=patches patches=2.5", "patches"),
+        ("features=patches mirror=no", "mirror"),
+        ("features=patches directions=0", "directions"),
+        ("features=patches whiten=clouds", "whiten"),
+        ("features=patches angles=4", "angles"),
+        ("features=random width=7", "width"),
+        ("features=random bandwidth=0", "bandwidth"),
+        ("features=random scales=2", "scales"),
+    ],
+)
+def test_what_a_recipe_cannot_mean_is_refused(settings: str, key: str) -> None:
+    def plan() -> Plan:
+        words = [f"model.{word}" for word in settings.split()]
+        recipe = recipes.with_defaults(recipes.parse(RECIPE, words))
+        return plan_of(recipe, federation_of(recipe.data))
+
+    with pytest.raises(ConfigError, match=rf"model\.{key}\b"):
+        plan()
+
+
+@pytest.mark.parametrize("features", [ScatteringFeatures(), PatchFeatures(5)])
+def test_features_of_images_are_refused_for_other_inputs(features: FeatureMap) -> None:
+    with pytest.raises(ConfigError, match=r"model\.features: "):
+        features(torch.zeros(40))
+    if isinstance(features, PatchFeatures):
+        with pytest.raises(ConfigError, match=r"model\.features: "):
+            features(torch.zeros(6, 9))

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.core.errors import ConfigError
 from fedveil.training.models import patches
-from fedveil.training.models.features import Featurizer, named_features
 from fedveil.training.models.patches import PATCH, Likeness, PatchFeatures
 from fedveil.training.models.whitening import drawn
 
@@ -89,31 +87,3 @@ def test_light_and_contrast_of_an_image_do_not_matter() -> None:
     assert torch.allclose(features(image), features(3 * image + 7), atol=1e-4)
     assert math.isclose(float(features(image).norm()), 1, rel_tol=1e-5)
     assert bool(features(torch.zeros(9, 9)).isfinite().all())
-
-
-def test_an_image_that_overflows_has_features_of_zero() -> None:
-    images = np.random.default_rng(2).random((2, 8, 8)).astype(np.float32)
-    images[1] = np.float32(3e38) * (images[1] - 0.5)
-    found = Featurizer(PatchFeatures(COUNT), None, (8, 8))(images)
-    assert found[0].any()
-    assert np.isfinite(found).all()
-
-
-def test_settings_that_cannot_be_meant_are_refused() -> None:
-    assert named_features("patches", mirror=True, patches=9) == PatchFeatures(9, mirror=True)
-    for given, said in (
-        ({"patches": 0}, r"model\.patches: must be at least 1"),
-        ({"patches": 2.5}, r"model\.patches: need a whole number"),
-        ({"mirror": "no"}, "mirror: need True or False"),
-        ({"directions": 0}, r"model\.directions"),
-        ({"whiten": "clouds"}, "strokes or leaves"),
-        ({"angles": 4}, "not for model.features"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            named_features("patches", **given)
-    with pytest.raises(ConfigError, match=r"model\.mirror: not for"):
-        named_features("scattering", mirror=True)
-    with pytest.raises(ConfigError, match="images of 8 x 8 pixels or more"):
-        PatchFeatures(COUNT)(torch.zeros(6, 9))
-    with pytest.raises(ConfigError, match="images of 8 x 8 pixels or more"):
-        PatchFeatures(COUNT)(torch.zeros(40))

@@ -12,9 +12,8 @@ import torch
 
 import fedveil as fv
 from fedveil.cli import main
-from fedveil.core.errors import ConfigError
-from fedveil.data.pieces import pieces
-from fedveil.training.models.features import Featurizer, named_features
+from fedveil.data.rows import pieces
+from fedveil.training.models.features import Featurizer
 from fedveil.training.models.random_features import RandomFeatures, RandomLayer
 
 
@@ -58,19 +57,6 @@ def test_many_at_once_are_single_ones() -> None:
     single = Featurizer(features, None, (2, 3))(inputs).astype(np.float32)
     together = RandomLayer(features, 6)(torch.from_numpy(inputs)).numpy()
     assert np.abs(single - together).max() <= 2**-11  # one step of float16 below 1
-
-
-def test_settings_that_cannot_be_meant_are_refused() -> None:
-    assert named_features("random", width=8, seed=7) == RandomFeatures(8, seed=7)
-    for given, said in (
-        ({"width": 7}, "even"),
-        ({"bandwidth": 0.0}, "positive"),
-        ({"scales": 2}, "not for model.features"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            named_features("random", **given)
-    with pytest.raises(ConfigError, match=r"model\.width"):
-        named_features("scattering", width=8)
 
 
 @pytest.fixture(scope="module")

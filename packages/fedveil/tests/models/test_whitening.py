@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.core.errors import ConfigError
 from fedveil.training.models import whitening
 from fedveil.training.models.drawings import leaves, strokes
-from fedveil.training.models.features import ScatteringFeatures, named_features
+from fedveil.training.models.features import ScatteringFeatures
 
 MAP = ScatteringFeatures(scales=1, angles=4)
 
@@ -93,14 +92,3 @@ def test_fewer_directions_are_the_most_different_ones():
     ]
     assert sizes[:2] == [3, 20]
     assert sizes[2] == replace(MAP, whiten="strokes")(image).numel()
-
-
-def test_unknown_drawings_and_whitening_without_features_are_refused():
-    with pytest.raises(ConfigError, match="there is strokes or leaves"):
-        named_features("scattering", whiten="clouds")
-    with pytest.raises(ConfigError, match=r"model.directions: must be at least 1"):
-        named_features("scattering", whiten="leaves", directions=0)
-    with pytest.raises(ConfigError, match=r"model.directions: goes with model.whiten"):
-        named_features("scattering", directions=9)
-    with pytest.raises(ConfigError, match=r"model.whiten: goes with model.features"):
-        named_features(None, whiten="strokes")

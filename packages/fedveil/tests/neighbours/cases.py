@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .recipes import correlate, draw_recipe
-from .values import Client, Draw, Kind, client
+from .values import Client, Draw, Kind, client, with_persons
 
 # By how often they come. Every private method is here but moments: tests/methods/test_moments.py.
 METHODS = {
@@ -28,6 +28,7 @@ METHODS = {
 CORRELATED = 4  # one case in so many has correlated noise, if it can
 SEVERAL = 8  # one case in so many has several labels, if it has classes
 SECRET = 4  # one case in so many has secret batches, if its noise is in the gradients
+PERSONS = 7  # one case in so many protects persons, if its noise is in the gradients
 RESUMED = 16  # one case in so many has a public schedule, and is killed and resumed as well
 LOSSES = ("huber", "fragile")  # of somebody's own; the second raises at numbers that are too large
 GIVEN = ("own", "quiet", "together")  # engines that a run is given; two of them protect less
@@ -54,6 +55,7 @@ class Case:
     slow: bool = False  # a run takes several times as long as others do
     loss: str = ""  # one of LOSSES; empty: the task's own
     given: str = ""  # one of GIVEN; empty: the run makes its engine
+    persons: bool = False  # whose records are known, and who are protected
 
     @property
     def features(self) -> bool:
@@ -74,6 +76,7 @@ class Case:
             "room": self.room,
             "loss": self.loss,
             "given": self.given,
+            "persons": self.persons,
         }
         more |= self.dealing
         said = ", ".join(f"{key}={value}" for key, value in more.items() if value)
@@ -126,7 +129,29 @@ def draw_case(seed: int) -> Case:
         room=int(draw.choice((20, 100, 500))) if draw.random() < 0.3 else None,
         slow=slow or table.get("aggregation", {}).get("secure") == "masked",
     )
-    return _with_parts(made)
+    return _with_persons(_with_parts(made))
+
+
+def _with_persons(case: Case) -> Case:
+    """One case in so many protects persons, where rows are not chosen by their places."""
+    unit = case.table["privacy"].get("unit")
+    if not case.kind.by_record or case.seed % PERSONS != 2 or unit is not None or case.given:
+        return case
+    draw, limits = np.random.default_rng([case.seed, 10]), ("cap", "examples_per_client")
+    dealing = {key: value for key, value in case.dealing.items() if key not in limits}
+    if dealing.get("holdout") == "latest":
+        dealing["holdout"] = "within"
+    training, privacy = dict(case.table["training"]), {**case.table["privacy"], "unit": "person"}
+    if training["method"] == "dp-sgd":
+        training = {key: it for key, it in training.items() if not key.startswith("local_")}
+    if draw.random() < 0.5:
+        training["batches"] = "poisson"
+        privacy.pop("adjacency", None)
+    table = {**case.table, "training": training, "privacy": privacy}
+    if "data" in table:
+        table["data"] = {key: value for key, value in table["data"].items() if key not in limits}
+    clients = tuple(with_persons(draw, one) for one in case.clients)
+    return replace(case, table=table, dealing=dealing, clients=clients, persons=True)
 
 
 def _with_parts(case: Case) -> Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ class Client:
     targets: npt.NDArray[np.generic]  # [records], or [records, labels]
     places: npt.NDArray[np.float64]
     cells: tuple[tuple[float, tuple[int, str]], ...] = ()  # by place: a column, and odd text in it
+    persons: npt.NDArray[np.int64] | None = None  # [records], rising: whose they are
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -107,6 +109,49 @@ def _nasty(draw: Draw, kind: Kind) -> tuple[npt.NDArray[np.float32], np.float32]
         inputs[...] = draw.choice((np.nan, np.inf, -np.inf, 1.0), kind.shape)
     target = draw.choice(NASTY) if draw.random() < 0.5 else draw.standard_normal()
     return inputs, np.float32(target)
+
+
+def with_persons(draw: Draw, one: Client) -> Client:
+    """The same client, its records dealt to persons with one or several each."""
+    starts = np.append(True, draw.random(len(one) - 1) < 0.6)
+    return replace(one, persons=np.cumsum(starts) - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Person:
+    """All records of one person, that can stand in the place of another's."""
+
+    inputs: npt.NDArray[np.float32]  # [records, ...]
+    targets: npt.NDArray[np.generic]
+    places: npt.NDArray[np.float64]
+    zeroed: bool = False
+
+
+def other_person(draw: Draw, kind: Kind, one: Client, number: int, zeroed: bool) -> Person:
+    """Other records for this person, perhaps more or fewer; or such as count as zero."""
+    own = np.flatnonzero(one.persons == number)
+    if zeroed:
+        return Person(one.inputs[own] * np.nan, one.targets[own], one.places[own], True)
+    inputs, targets = records(draw, kind, int(draw.choice((1, 2, 3, 5))))
+    return Person(inputs, targets, draw.random(len(targets)))
+
+
+def with_person(one: Client, number: int, person: Person) -> Client:
+    """The same client with other records of this person."""
+    own = np.flatnonzero(one.persons == number)
+    sides = slice(None, own[0]), slice(own[-1] + 1, None)
+
+    def joined(column: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.concatenate([column[sides[0]], new, column[sides[1]]])
+
+    return replace(
+        one,
+        inputs=joined(one.inputs, person.inputs),
+        targets=joined(one.targets, person.targets),
+        places=joined(one.places, person.places),
+        cells=tuple(cell for cell in one.cells if cell[0] not in one.places[own]),
+        persons=joined(one.persons, np.full(len(person.targets), number)),
+    )
 
 
 @dataclass(frozen=True, eq=False)

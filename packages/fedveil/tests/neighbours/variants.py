@@ -18,7 +18,18 @@ from fedveil.core.units import Adjacency, Unit
 
 from .cases import Case
 from .checks import Change
-from .values import Client, Draw, Record, client, other_record, with_record
+from .values import (
+    Client,
+    Draw,
+    Person,
+    Record,
+    client,
+    other_person,
+    other_record,
+    with_person,
+    with_persons,
+    with_record,
+)
 from .worlds import World
 
 VALUES = (3, 3, 2)  # at each place
@@ -29,11 +40,11 @@ Clients = tuple[Client, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """A client, or one record of it, and what can stand there (None: nothing)."""
+    """A client, or one record or person of it, and what can stand there (None: nothing)."""
 
     name: str
     row: int | None
-    values: tuple[Client | Record | None, ...]
+    values: tuple[Client | Record | Person | None, ...]
 
     def put(self, clients: dict[str, Client], pick: int) -> None:
         value = self.values[pick]
@@ -41,6 +52,8 @@ class Place:
             clients.pop(self.name, None)
         elif isinstance(value, Record):
             clients[self.name] = with_record(clients[self.name], self.row, value)
+        elif isinstance(value, Person):
+            clients[self.name] = with_person(clients[self.name], self.row, value)
         else:
             clients[self.name] = value
 
@@ -88,7 +101,7 @@ class Variants:
         for one in range(len(values)):
             for two in range(one + 1, len(values)):
                 if place.row is not None:
-                    zeroed = isinstance(values[two], Record) and values[two].zeroed
+                    zeroed = isinstance(values[two], Record | Person) and values[two].zeroed
                     yield one, two, "zeroed" if zeroed else "record"
                 elif self.adjacency is Adjacency.ADD_REMOVE:
                     if (values[one] is None) != (values[two] is None):
@@ -107,7 +120,7 @@ def variants(case: Case, world: World, values_each: tuple[int, ...] = VALUES) ->
     names = draw.permutation(present)
     for number, values in enumerate(values_each if present else ()):
         name = str(names[number % len(names)])
-        if privacy_model.unit is Unit.RECORD:
+        if privacy_model.unit is not Unit.CLIENT:
             place = _record(draw, case, name, values, privacy_model.adjacency)
         elif privacy_model.adjacency is Adjacency.ADD_REMOVE and draw.random() < 0.3:
             place = _newcomer(draw, case, values)
@@ -134,7 +147,9 @@ def somebody_else(case: Case) -> Clients:
     """Of a case that is refused: a client replaced, or a record where sizes are public."""
     draw = np.random.default_rng([case.seed, 8])
     one = case.clients[int(draw.integers(len(case.clients)))]
-    if case.kind.by_record:
+    if case.persons:
+        other = with_person(one, 0, other_person(draw, case.kind, one, 0, zeroed=False))
+    elif case.kind.by_record:
         row = int(draw.integers(len(one)))
         other = with_record(one, row, other_record(draw, case.kind, one, row, zeroed=False))
     else:
@@ -149,8 +164,11 @@ def _record(draw: Draw, case: Case, name: str, values: int, adjacency: Adjacency
     plain = not (case.pixels or case.features)
     nothing = case.kind.task != "sequence" and plain and not case.kind.finite
     nothing = nothing and adjacency is Adjacency.ZERO_OUT and draw.random() < 0.7
+    make = other_record
+    if case.persons:
+        row, make = int(draw.choice(one.persons)), other_person
     others = [
-        other_record(draw, case.kind, one, row, nothing and number == values - 1)
+        make(draw, case.kind, one, row, nothing and number == values - 1)
         for number in range(1, values)
     ]
     return Place(name, row, (one, *others))
@@ -177,4 +195,5 @@ def _newcomer(draw: Draw, case: Case, values: int) -> Place:
 def _others(draw: Draw, case: Case, name: str, values: int) -> list[Client | None]:
     """New clients may be twice as large as the largest: with the sizes move chunks and ways."""
     most = 2 * max(len(one) for one in case.clients)
-    return [client(draw, case.kind, name, most=most) for _ in range(1, values)]
+    found = [client(draw, case.kind, name, most=most) for _ in range(1, values)]
+    return [with_persons(draw, one) for one in found] if case.persons else found

@@ -186,6 +186,7 @@ def recipe_of(case: Case) -> Recipe:
     table = dict(case.table)
     if case.path == "csv":
         table["data"] = {**table["data"], "client_column": "who", "label": ",".join(_labels(case))}
+        table["data"] |= {"person_column": "whom"} if case.persons else {}
     return recipes.with_defaults(recipes.parse(table))
 
 
@@ -253,7 +254,7 @@ def _arrays(case: Case, clients: Sequence[Client]) -> Federation:
             scaling = Scaling(np.float32(128), np.float32(1 / 64))
             elsewhere = Examples(elsewhere.inputs.clip(0, 9).astype(np.uint8), elsewhere.targets)
         return Federation(
-            Examples(inputs, targets),
+            Examples(inputs, targets, persons=_persons(clients)),
             np.concatenate([[0], np.cumsum([len(one) for one in clients])]),
             elsewhere,
             Task(kind.task),
@@ -267,10 +268,12 @@ def _arrays(case: Case, clients: Sequence[Client]) -> Federation:
     given = {name: dealing.pop(name) for name in limits if name in dealing}
     order = np.argsort(np.concatenate([one.places for one in clients]))
     owners = np.repeat([one.name for one in clients], [len(one) for one in clients])
+    persons = _persons(clients)
     federation = Federation.from_arrays(
         inputs[order],
         targets[order],
         owners[order],
+        persons=None if persons is None else persons[order],
         partition=ByOwner(**given),
         validation=elsewhere,
         classes=kind.classes or None,
@@ -286,12 +289,22 @@ def _arrays(case: Case, clients: Sequence[Client]) -> Federation:
         shutil.rmtree(folder)  # the maps stay open
 
 
+def _persons(clients: Sequence[Client]) -> Any:
+    """A number for each record's person, made from its client's name and nobody else's."""
+    if clients[0].persons is None:
+        return None
+    names = (1000 * (1 + int(one.name.lstrip("cx").split(".")[0])) for one in clients)
+    return np.concatenate([first + one.persons for first, one in zip(names, clients, strict=True)])
+
+
 def _write_table(case: Case, clients: Sequence[Client], path: Path) -> None:
     """All rows in a random order that is each row's own."""
     rows = []
     for one in clients:
         odd = dict(one.cells)
-        for place, inputs, target in zip(one.places, one.inputs, one.targets, strict=True):
+        persons = [None] * len(one) if one.persons is None else one.persons.tolist()
+        rowwise = zip(one.places, one.inputs, one.targets, persons, strict=True)
+        for place, inputs, target, person in rowwise:
             cells = [repr(float(x)) for x in inputs]
             cells.append("abz"[int(place * 1e6) % 3])
             if case.kind.task == "multi-label":
@@ -304,11 +317,13 @@ def _write_table(case: Case, clients: Sequence[Client], path: Path) -> None:
                     label[0] = ""
                 else:
                     cells[column % len(cells)] = text
-            rows.append((place, [one.name, *cells, *label]))
+            whom = [] if person is None else [f"{one.name}/{person}"]
+            rows.append((place, [one.name, *cells, *label, *whom]))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         inputs = (f"x{i}" for i in range(case.kind.shape[0]))
-        writer.writerow(["who", *inputs, "word", *_labels(case)])
+        whom = ["whom"] if case.persons else []
+        writer.writerow(["who", *inputs, "word", *_labels(case), *whom])
         writer.writerows(row for _, row in sorted(rows, key=lambda pair: pair[0]))
 
 

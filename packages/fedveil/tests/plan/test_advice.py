@@ -12,7 +12,6 @@ from tests.plan.searches import small_recipe, trials_of, tuner_of
 
 from fedveil.core.errors import ConfigError
 from fedveil.planning.assemble import federation_of, plan_of
-from fedveil.run import run as runs
 from fedveil.tune.advice import advise, check_hope, recipe_of_option
 from fedveil.tune.trials import Candidate
 
@@ -22,7 +21,7 @@ SOME = {"training__sampling": "poisson", "training__rate": 0.5}
 
 @pytest.fixture(scope="module")
 def found() -> object:
-    return advise(tuner_of(small_recipe(**SOME, training__rounds=24), effort=3_000))
+    return advise(tuner_of(small_recipe(**SOME, training__rounds=24), effort=1_500))
 
 
 def test_options_and_why(found: object) -> None:
@@ -54,18 +53,6 @@ def test_options_are_recipes_within_their_budget(found: object) -> None:
         assert 0.99 * option.epsilon < guarantee.epsilon <= option.epsilon
 
 
-def test_a_hopeless_budget_is_refused_before_any_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("something was trained")
-
-    recipe = small_recipe(privacy__epsilon=1e-3)
-    trials = trials_of(recipe)
-    monkeypatch.setattr(runs, "play_round", never)
-    with pytest.raises(ConfigError, match="cannot work") as refusal:
-        check_hope(trials, BASE, 100)
-    assert "clients" in str(refusal.value)
-
-
 def test_the_number_of_clients_that_would_do_does() -> None:
     recipe = small_recipe(privacy__epsilon=1e-3)
     with pytest.raises(ConfigError) as refusal:
@@ -77,10 +64,6 @@ def test_the_number_of_clients_that_would_do_does() -> None:
     assert needed == pytest.approx(sigma, rel=0.1)
     enough = small_recipe(privacy__epsilon=1e-3, data__clients=math.ceil(1.3 * needed))
     check_hope(trials_of(enough), BASE, 100)
-
-
-def test_a_budget_that_may_work_is_not_refused() -> None:
-    check_hope(trials_of(small_recipe()), BASE, 100)
 
 
 def test_what_does_not_learn_is_said_so_with_the_clients_it_takes() -> None:

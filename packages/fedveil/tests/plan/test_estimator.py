@@ -178,3 +178,18 @@ def test_errors_speak_of_x_y_and_groups() -> None:
     model.fit(X, X[:, 0], groups=owners)  # the row without an owner belongs to nobody
     assert model.guarantee_ is not None
     assert "A row that names none is left out." in " ".join(model.guarantee_.rests_on)
+
+
+def test_persons_are_protected_with_all_their_rows() -> None:
+    """Given to fit; rows of nobody are left out."""
+    draw = np.random.default_rng(2)
+    persons = np.repeat(np.arange(80), 4)
+    X = draw.normal(size=(320, 3)) + draw.normal(size=(80, 3))[persons]
+    y, names = (X[:, 0] > 0).astype(int), np.where(persons == 3, None, persons.astype(object))
+    model = fv.DPFedClassifier(settings=QUICK, epsilon=8.0, random_state=0, classes=[0, 1])
+    model.fit(X, y, groups=persons % 3, persons=names)
+    assert model.guarantee_.unit is fv.Unit.PERSON
+    assert model.guarantee_.privacy_model.population == 79
+    assert model.score(X, y) > 0.8
+    with pytest.raises(fv.ConfigError, match="persons"):
+        model.fit(X, y, persons=names[:-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dp_accounting import gaussian_mechanism
+from tests.shell import Shell
 
-from fedveil import cli
 from fedveil.cli.plan_show import _feasible_row
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust
@@ -20,7 +19,6 @@ from fedveil.tune.feasible import (
     Row,
     about,
     feasible,
-    question_of,
     remaining,
     warnings,
     without_proof,
@@ -145,10 +143,6 @@ def test_papers_claim_less_than_is_proved_without_amplification() -> None:
 
 def test_what_is_left_of_a_budget() -> None:
     assert remaining(4, 1e-5, 1, 4e-6) == (3, near(6e-6))
-    left = question_of(
-        epsilon=4, delta=None, clients=10**6, dimension=1, cohorts=(1,), spent_epsilon=1.5
-    )
-    assert (left.epsilon, left.delta) == (2.5, near(10**-6.6))
     for spent in ((4, 0), (5, 0), (0, 1e-5)):
         with pytest.raises(ConfigError, match="already spent"):
             remaining(4, 1e-5, *spent)
@@ -185,16 +179,10 @@ def test_impossible_questions(change: dict, says: str) -> None:
 LINE = "plan --feasible --epsilon 4 --clients 1000 --cohort 50 --dimension 7850 --rounds 10,100"
 
 
-@pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cli.COMMANDS, "plan", "what a budget buys")
-
-
-def test_command_as_a_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command_as_a_document(fedveil: Shell, tmp_path: Path) -> None:
     picture = tmp_path / "set.png"
     line = f"{LINE} --trust local --trust distributed --json --plot {picture}"
-    assert cli.main(shlex.split(line)) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = fedveil(*shlex.split(line)).document
     assert [(row["trust"], row["rounds"]) for row in said["rows"]] == [
         ("distributed", 10),
         ("distributed", 100),
@@ -207,9 +195,8 @@ def test_command_as_a_document(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_command_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(shlex.split(f"{LINE} --trust local")) == 0
-    out = " ".join(capsys.readouterr().out.split())
+def test_command_in_words(fedveil: Shell) -> None:
+    out = " ".join(fedveil(*shlex.split(f"{LINE} --trust local")).out.split())
     assert "local trust, round-robin sampling, adjacency replace" in out
     assert "about 37000 clients" in out
 
@@ -227,12 +214,10 @@ def test_command_in_words(capsys: pytest.CaptureFixture[str]) -> None:
         ("--colluders -1", "colluders"),
     ],
 )
-def test_mistakes_in_one_line(capsys: pytest.CaptureFixture[str], change: str, says: str) -> None:
-    assert cli.main(shlex.split(f"{LINE} {change}")) == 2
-    out = capsys.readouterr()
-    assert out.out == ""
-    assert out.err.count("\n") == 1
-    assert says in out.err
+def test_mistakes_in_one_line(fedveil: Shell, change: str, says: str) -> None:
+    done = fedveil(*shlex.split(f"{LINE} {change}"))
+    assert done.refused
+    assert says in done.err
 
 
 def test_laplace_noise_is_the_closed_form() -> None:

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import fedveil as fv
-from fedveil.methods.parts.noise_placement import RoundNoise
-from fedveil.privacy.guarantee import Guarantee
 
 
 @dataclass(frozen=True)
 class Quieter(fv.CentralNoise):
     """Says that it adds noise, and adds none."""
 
-    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
+    def protect(self, at: fv.RoundNoise, total: Tensor) -> Tensor:
         return torch.zeros(len(total))
 
 
@@ -56,7 +54,7 @@ def federation() -> fv.Federation:
 
 def guarantee_of(
     federation: fv.Federation, model: nn.Module | None = None, **changes: Any
-) -> Guarantee:
+) -> fv.Guarantee:
     clip = changes.pop("clip", fv.Clip(1.0))
     method = fv.dp_fedavg(
         rounds=2,
@@ -76,7 +74,7 @@ def guarantee_of(
     return made
 
 
-def test_parts_that_nobody_proved_certify_nothing(federation: fv.Federation) -> None:
+def test_parts_that_nobody_proved_certify_nothing(federation):
     assert guarantee_of(federation).certified
     for name, changes in (
         ("Quieter", {"placement": Quieter()}),
@@ -89,7 +87,7 @@ def test_parts_that_nobody_proved_certify_nothing(federation: fv.Federation) -> 
         assert f"{name} is none of fedveil's own parts" in made.reason
 
 
-def test_what_only_sees_releases_may_be_anybodys(federation: fv.Federation) -> None:
+def test_what_only_sees_releases_may_be_anybodys(federation):
     @dataclass(frozen=True)
     class Slower(fv.Sgd):
         """A server step of one's own: post-processing."""
@@ -97,7 +95,7 @@ def test_what_only_sees_releases_may_be_anybodys(federation: fv.Federation) -> N
     assert guarantee_of(federation, optimizer=Slower(0.5)).certified
 
 
-def test_layers_of_ones_own_are_taken_on_trust_and_named(federation: fv.Federation) -> None:
+def test_layers_of_ones_own_are_taken_on_trust_and_named(federation):
     """Whether a layer remembers what it saw cannot be checked; that it was believed is said."""
     own = guarantee_of(federation, nn.Sequential(Remembering()))
     assert any("Layers that are not fedveil's (Remembering)" in one for one in own.rests_on)
@@ -119,7 +117,7 @@ def test_layers_of_ones_own_are_taken_on_trust_and_named(federation: fv.Federati
     assert not any("Layers that are not" in one for one in known.rests_on)
 
 
-def test_start_shape_and_scale_are_named(federation: fv.Federation) -> None:
+def test_start_shape_and_scale_are_named(federation):
     """Weights trained before on private data would enter without noise: nothing can check it."""
     made = guarantee_of(federation)
     assert "The initial weights were made without the protected data." in made.rests_on
@@ -131,7 +129,7 @@ def test_start_shape_and_scale_are_named(federation: fv.Federation) -> None:
     assert any("3 inputs, one number to predict" in one for one in guarantee_of(numbers).rests_on)
 
 
-def test_the_caller_may_say_more(federation: fv.Federation) -> None:
+def test_the_caller_may_say_more(federation):
     said = guarantee_of(federation, declared=["the schema of 2024 is public"])
     assert said.certified
     assert said.rests_on[-1] == "The schema of 2024 is public."

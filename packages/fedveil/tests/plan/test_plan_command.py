@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 from tests.plan.test_proxy import private_recipe
+from tests.shell import Shell
 
 from fedveil import cli
 from fedveil.planning import recipe as recipes
@@ -141,25 +142,21 @@ def test_ctrl_c_prints_the_best_so_far(
 
 
 def test_a_budget_that_cannot_work_is_said_so_before_any_trial(
-    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fedveil: Shell, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
         raise AssertionError("something was trained")
 
     monkeypatch.setattr(ProxyTrials, "__call__", never)
-    assert cli.main(["plan", recipe, "--set", "privacy.epsilon=0.001"]) == 2
-    said = capsys.readouterr()
-    assert "clients (now 60)" in said.err
-    assert said.err.count("\n") == 1
+    done = fedveil("plan", recipe, "--set", "privacy.epsilon=0.001")
+    assert done.refused
+    assert "clients (now 60)" in done.err
 
 
-def test_a_private_file_is_planned_on_made_up_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_private_file_is_planned_on_made_up_data(fedveil: Shell, tmp_path: Path) -> None:
     path = tmp_path / "private.toml"
     path.write_text(tomli_w.dumps(recipes.to_table(private_recipe(tmp_path))))
-    assert cli.main(["plan", str(path), "--records", "8", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = fedveil("plan", path, "--records", "8", "--json").document
     assert said["proxy"] == "synthetic, 8 records a client"
     assert said["looked_at"] == []
 
@@ -183,19 +180,12 @@ def test_a_private_file_is_planned_on_made_up_data(
         (["--output", "x"], "--output"),
     ],
 )
-def test_mistakes_in_one_line(
-    recipe: str, capsys: pytest.CaptureFixture[str], change: list[str], says: str
-) -> None:
-    assert cli.main(["plan", recipe, *change]) == 2
-    said = capsys.readouterr()
-    assert says in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+def test_mistakes_in_one_line(fedveil: Shell, recipe: str, change: list[str], says: str) -> None:
+    done = fedveil("plan", recipe, *change)
+    assert done.refused
+    assert says in done.err
 
 
 @pytest.mark.parametrize("line", [[], ["--proxy", "digits"], ["nothing.toml"]])
-def test_without_a_recipe_it_is_said_what_to_type(
-    line: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["plan", *line]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_without_a_recipe_it_is_said_what_to_type(fedveil: Shell, line: list[str]) -> None:
+    assert fedveil("plan", *line).refused

@@ -69,6 +69,7 @@ def test_the_budget_covers_all_runs_together(changes: dict[str, Any], event: Any
     assert spent <= 8.0 * 1.001
     assert found.guarantee.epsilon == pytest.approx(8.0, rel=2e-3)
     assert found.guarantee.tuning.mean == 3.0
+    assert "Runs were scored on public, declared to be public." in found.guarantee.rests_on
     assert found.noise_multiplier > 1.3 * found.untuned_noise
     assert "the best of a geometric number of runs, 3 on average" in found.guarantee.statement
 
@@ -150,13 +151,6 @@ def test_noise_without_a_curve_is_refused() -> None:
         tune(capped, [Candidate(2, 8, 1.0, 1.0, 30)])
 
 
-def test_what_scored_the_runs_is_declared() -> None:
-    """And that it was public is something that the guarantee rests on."""
-    found = tune(small_recipe())
-    assert "Runs were scored on public, declared to be public." in found.guarantee.rests_on
-    assert "Runs were scored on public data alone." in found.guarantee.rests_on
-
-
 def test_scores_need_public_data_of_the_same_shape() -> None:
     recipe = small_recipe()
     federation = federation_of(recipe.data)
@@ -236,41 +230,33 @@ def test_what_has_no_proof_is_refused_in_one_line(
     assert not output.exists()
 
 
-def test_the_recipes_own_source_is_no_public_score(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+REFUSED = {
+    'source = "digits"\n[training]\nlocal_steps = 1': "digits is the protected data itself",
+    'source = "synthetic-logistic"\n[training]\nlocal_epochs = 1\nbatch_size = 2': "--records",
+}
+
+
+@pytest.mark.parametrize("data", REFUSED)
+def test_nothing_of_the_protected_source_is_looked_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: str
 ) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text('[data]\nsource = "digits"\n[training]\nrounds = 2\nlocal_steps = 1\n')
-    output = ["--output", str(tmp_path / "chosen"), "--tuning-mean", "1"]
-    line = ["plan", str(path), "--tune-on-private-data", "--proxy", "digits", *output]
-    assert cli.main(line) == 2
-    said = capsys.readouterr()
-    assert "is the protected data itself" in said.err
-    assert said.out == ""
-    assert not (tmp_path / "chosen").exists()
+    """Neither scores nor how many records clients have."""
+    path, output = tmp_path / "recipe.toml", tmp_path / "chosen"
+    path.write_text(f"[data]\n{data}\nrounds = 2\n")
+    line = ["plan", str(path), "--tune-on-private-data", "--proxy", "digits"]
+    assert cli.main([*line, "--output", str(output)]) == 2
+    assert REFUSED[data] in capsys.readouterr().err
+    assert not output.exists()
 
 
-def test_how_many_records_clients_have_is_asked_and_not_looked_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("missing", ["--proxy", "--output"])
+def test_a_public_score_and_a_place_must_be_named(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text(
-        '[data]\nsource = "synthetic-logistic"\n'
-        "[training]\nrounds = 2\nlocal_epochs = 1\nbatch_size = 2\n"
-    )
-    output = ["--output", str(tmp_path / "chosen")]
-    assert (
-        cli.main(["plan", str(path), "--tune-on-private-data", "--proxy", "digits", *output]) == 2
-    )
-    assert "--records" in capsys.readouterr().err
-
-
-def test_a_public_score_must_be_named(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    without = [part for part in line if not part.startswith("--proxy") and "public.csv" not in part]
-    assert cli.main([*without, "--output", "somewhere"]) == 2
-    assert "scored on public data" in capsys.readouterr().err
-    assert cli.main(line) == 2
-    assert "--output" in capsys.readouterr().err
+    words = [*line, "--output", str(tmp_path / "chosen")]
+    place = words.index(missing)
+    assert cli.main(words[:place] + words[place + 2 :]) == 2
+    assert missing in capsys.readouterr().err
 
 
 def _first(candidate: Candidate) -> tuple[int, int, float, float]:

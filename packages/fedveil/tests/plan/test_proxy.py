@@ -16,7 +16,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.data.partition import SortedSlices
 from fedveil.planning import recipe as recipes
-from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.planning.assemble import federation_of, is_protected, plan_of
 from fedveil.planning.recipe import Recipe
 from fedveil.tune.advice import advise, local_steps_of, prepare
 from fedveil.tune.proxy import NotPublic, proxy_of, some_clients, with_look
@@ -99,6 +99,13 @@ def test_the_private_file_is_no_proxy_under_another_name(tmp_path: Path) -> None
     for name in (private.name, "soft.csv", "hard.csv"):
         with pytest.raises(NotPublic):
             proxy_of(recipe, str(tmp_path / name), federation)
+    # One file of several is as private as one alone.
+    for files in (tmp_path, tmp_path / f"{private.stem}*"):
+        several = replace(recipe, data=replace(recipe.data, file=str(files)))
+        assert is_protected(several.data, str(private))
+        assert is_protected(several.data, str(files))
+        with pytest.raises(NotPublic):
+            proxy_of(several, str(private), federation)
 
 
 def test_rows_that_a_proxy_shares_with_the_private_file_decide_nothing(tmp_path: Path) -> None:

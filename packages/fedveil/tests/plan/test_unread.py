@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedveil.core.errors import ConfigError, FedveilError
-from fedveil.data.federation import Federation
-from fedveil.data.sources import load
-from fedveil.methods.recipes.sections import Recipe
+import fedveil as fv
 from fedveil.methods.registry import METHODS
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
-from fedveil.planning.plan import Plan
 from fedveil.planning.unread import SECTIONS
 
-DATA: Federation = load("digits", clients=12, validation_fraction=0.2)
+DATA: fv.Federation = fv.load("digits", clients=12, validation_fraction=0.2)
 # A value of every key that is not the default of any method.
 VALUES: dict[str, Any] = {
     "training.rounds": 3,
@@ -49,6 +45,7 @@ VALUES: dict[str, Any] = {
     "privacy.noise": "laplace",
     "privacy.trust": "local",
     "privacy.unit": "record",
+    "privacy.sites_per_person": 2,
     "privacy.adjacency": "replace",
     "privacy.public_clients": 20,
     "privacy.colluders": 1,
@@ -104,11 +101,11 @@ ANYWAY = {
 
 
 @cache
-def plain(method: str) -> Plan:
+def plain(method: str) -> fv.Plan:
     return planned(method, {})
 
 
-def planned(method: str, values: dict[str, Any]) -> Plan:
+def planned(method: str, values: dict[str, Any]) -> fv.Plan:
     usual = {"seed": 1, "training.method": method}
     if METHODS[method].private and "privacy.epsilon" not in values:
         usual["privacy.noise_multiplier"] = 1.0
@@ -116,10 +113,10 @@ def planned(method: str, values: dict[str, Any]) -> Plan:
     return plan_of(recipes.with_defaults(given), DATA)
 
 
-def same(one: Plan, other: Plan) -> bool:
+def same(one: fv.Plan, other: fv.Plan) -> bool:
     """Whether nothing of what runs and of what is promised differs."""
 
-    def of(plan: Plan) -> tuple[Any, ...]:
+    def of(plan: fv.Plan) -> tuple[Any, ...]:
         arithmetic = plan.context and plan.context.arithmetic
         said = (plan.noise_multiplier, plan.delta, plan.declared, plan.unprotected)
         said = (*said, plan.trusted_parts, plan.scales)
@@ -128,19 +125,19 @@ def same(one: Plan, other: Plan) -> bool:
     return of(one) == of(other)
 
 
-def test_there_is_a_value_for_every_key() -> None:
-    sections = {f.name: f.default_factory() for f in fields(Recipe) if f.name in SECTIONS}  # type: ignore[misc]
+def test_there_is_a_value_for_every_key():
+    sections = {f.name: f.default_factory() for f in fields(fv.Recipe) if f.name in SECTIONS}
     keys = {f"{name}.{f.name}" for name, section in sections.items() for f in fields(section)}
     assert keys - {"training.method"} == set(VALUES)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_key_changes_what_runs_or_is_refused(method: str) -> None:
+def test_every_key_changes_what_runs_or_is_refused(method):
     obeyed = []
     for key, value in VALUES.items():
         try:
             made = planned(method, {key: value})
-        except FedveilError:
+        except fv.FedveilError:
             continue
         obeyed.append(key)
         if (method, key) in ANYWAY:
@@ -163,27 +160,25 @@ def test_every_key_changes_what_runs_or_is_refused(method: str) -> None:
         ("fedavg", {"training.upload": "sparse"}),
     ],
 )
-def test_a_key_that_nothing_reads_is_refused_by_its_name(
-    method: str, values: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigError, match=next(iter(values))):
+def test_a_key_that_nothing_reads_is_refused_by_its_name(method, values):
+    with pytest.raises(fv.ConfigError, match=next(iter(values))):
         planned(method, values)
 
 
-def test_keys_about_files_are_refused_beside_a_named_source() -> None:
+def test_keys_about_files_are_refused_beside_a_named_source():
     recipe = recipes.parse({}, (), {"data.source": "digits", "data.label": "income"})
-    with pytest.raises(ConfigError, match=r"data\.label"):
+    with pytest.raises(fv.ConfigError, match=r"data\.label"):
         federation_of(recipe.data)
 
 
-def test_what_a_run_writes_can_be_read_again() -> None:
+def test_what_a_run_writes_can_be_read_again():
     """The defaults that stand in a run's recipe are nobody's wish, and not refused."""
     for method in METHODS:
         given = recipes.with_defaults(recipes.parse({}, (), {"seed": 1, "training.method": method}))
         plan_of(recipes.with_defaults(recipes.parse(recipes.to_table(given))), DATA)
 
 
-def test_a_method_without_noise_takes_the_place_of_one_with_noise() -> None:
+def test_a_method_without_noise_takes_the_place_of_one_with_noise():
     table = {"training": {"rounds": 3}, "privacy": {"epsilon": 2.0}, "aggregation": "masked"}
     recipe = recipes.with_defaults(recipes.parse(table, ["training.method=fedavg"]))
     assert plan_of(recipe, DATA).guarantee is None

@@ -45,9 +45,7 @@ def epsilon(
     ("steps", "records", "batch", "uses"),
     [(10, 2440, 244, 1), (3, 1999, 1000, 3), (1, 100, 10, 1), (11, 2440, 244, 2), (4, 5, 10, 4)],
 )
-def test_records_are_touched_as_often_as_whole_batches_wrap(
-    steps: int, records: int, batch: int, uses: int
-) -> None:
+def test_records_are_touched_as_often_as_whole_batches_wrap(steps, records, batch, uses):
     assert record_uses(local_steps=steps, records=records, batch_size=batch) == uses
     # The count is the largest over records of a simulated epoch-by-epoch pass.
     whole = max(1, records // batch)
@@ -58,7 +56,7 @@ def test_records_are_touched_as_often_as_whole_batches_wrap(
     assert touched.max() == uses
 
 
-def test_any_model_pays_for_every_use_undivided() -> None:
+def test_any_model_pays_for_every_use_undivided():
     mechanism = NoisyGradients(1.0, 100, 0.05, local_steps=8, record_uses=3, shares=20)
     mu = math.sqrt(7 * 3) * 2 * 1.0 / (100 * 0.05)
     assert epsilon(mechanism, 7, LOCAL) == pytest.approx(gaussian_epsilon(1 / mu, 1e-4), rel=1e-9)
@@ -66,7 +64,7 @@ def test_any_model_pays_for_every_use_undivided() -> None:
     assert epsilon(mechanism, 7, zero) == pytest.approx(gaussian_epsilon(2 / mu, 1e-4), rel=1e-9)
 
 
-def test_one_step_is_divided_by_the_honest_shares() -> None:
+def test_one_step_is_divided_by_the_honest_shares():
     mechanism = NoisyGradients(1.0, 100, 0.01, local_steps=1, record_uses=1, shares=20)
     for colluders in (0, 5, 19):
         privacy_model = replace(SHARED, colluders=colluders)
@@ -79,7 +77,7 @@ def test_one_step_is_divided_by_the_honest_shares() -> None:
 
 
 @pytest.mark.parametrize(("uses", "honest"), [(1, 10), (2, 10), (5, 3), (9, 4), (4, 16)])
-def test_convex_certificate_takes_the_better_of_two_proofs(uses: int, honest: int) -> None:
+def test_convex_certificate_takes_the_better_of_two_proofs(uses, honest):
     mechanism = NoisyGradients(1.0, 100, 0.02, 10, uses, honest, LOGISTIC)
     one = 2 / (100 * 0.02)
     mu = one * uses * min(1 / math.sqrt(uses), 1 / math.sqrt(honest))
@@ -89,7 +87,7 @@ def test_convex_certificate_takes_the_better_of_two_proofs(uses: int, honest: in
     )
 
 
-def test_varying_learning_rates_count_the_largest_steps_over_the_last() -> None:
+def test_varying_learning_rates_count_the_largest_steps_over_the_last():
     rates = (0.5, 0.5, 0.25, 0.125)
     certificate = NonExpansive(Loss.LOGISTIC, 1.0, rates)
     mechanism = NoisyGradients(1.0, 100, 0.02, 4, 2, 100, certificate)
@@ -99,7 +97,7 @@ def test_varying_learning_rates_count_the_largest_steps_over_the_last() -> None:
     assert mechanism.sensitivity(2, 100) == pytest.approx(4 * constant.sensitivity(2, 100))
 
 
-def test_noise_of_the_paper_certifies_four_times_what_it_claims() -> None:
+def test_noise_of_the_paper_certifies_four_times_what_it_claims():
     """epsilon 10 claimed with r = 10, one use: 39.82 exact without the division."""
     std, participations = 0.0048068, 12.5
     claimed = paper_hu_epsilon(
@@ -120,9 +118,7 @@ def test_noise_of_the_paper_certifies_four_times_what_it_claims() -> None:
 
 @pytest.mark.parametrize(("shift", "rounds"), [(4.0, 1), (0.5, 100), (10.0, 1)])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_certified_epsilon_is_above_the_attack_that_refutes_the_paper(
-    shift: float, rounds: int, shuffled: bool
-) -> None:
+def test_certified_epsilon_is_above_the_attack_that_refutes_the_paper(shift, rounds, shuffled):
     """Two steps, losses that blow a sign up: one bit leaks whatever the cohort."""
     std = 2 * 1.0 / (1000 * shift)
     attack = bit_attack_epsilon(bit_probability(shift, shuffled=shuffled), rounds, 1e-4)
@@ -154,7 +150,7 @@ def gradient(loss: Loss, weights: Vector, x: Vector, y: float, clip: float | Non
 
 
 @pytest.mark.parametrize("loss", list(Loss))
-def test_certified_steps_never_bring_two_runs_further_apart(loss: Loss) -> None:
+def test_certified_steps_never_bring_two_runs_further_apart(loss):
     """Random pairs of weights, at the largest certified learning rate, penalty included."""
     rng = np.random.default_rng(7)
     radius, penalty = 1.5, 0.1
@@ -174,7 +170,7 @@ def test_certified_steps_never_bring_two_runs_further_apart(loss: Loss) -> None:
         assert np.linalg.norm(step_one - step_two) <= np.linalg.norm(one - two) * (1 + 1e-12)
 
 
-def test_clipped_softmax_steps_can_expand() -> None:
+def test_clipped_softmax_steps_can_expand():
     """Why that certificate is refused: a pair of weights that a clipped step drives apart."""
     rng = np.random.default_rng(11)
     found = False
@@ -207,25 +203,25 @@ def test_clipped_softmax_steps_can_expand() -> None:
         {"loss": Loss.SQUARED, "clipped": False, "learning_rates": (0.1,)},
     ],
 )
-def test_certificates_that_do_not_hold_cannot_be_made(fields: dict[str, object]) -> None:
+def test_certificates_that_do_not_hold_cannot_be_made(fields):
     good: dict[str, object] = {
         "loss": Loss.LOGISTIC,
         "input_norm": 1.0,
         "learning_rates": (8.0,),
         "l2_penalty": 0.0,
     }
-    NonExpansive(**good)  # type: ignore[arg-type]
+    NonExpansive(**good)
     with pytest.raises(GradientRefused):
-        NonExpansive(**{**good, **fields})  # type: ignore[arg-type]
+        NonExpansive(**{**good, **fields})
 
 
-def test_fields_that_contradict_each_other_are_refused() -> None:
+def test_fields_that_contradict_each_other_are_refused():
     with pytest.raises(ConfigError, match="record_uses"):
         NoisyGradients(1.0, 10, 1.0, local_steps=2, record_uses=3)
     assert NoisyGradients(1.0, 10, 1.0, local_steps=2, record_uses=2).record_uses == 2
     for shares in (0, -1, 2.5, True):
         with pytest.raises(ConfigError, match="shares"):
-            NoisyGradients(1.0, 10, 1.0, 1, 1, shares=shares)  # type: ignore[arg-type]
+            NoisyGradients(1.0, 10, 1.0, 1, 1, shares=shares)
     with pytest.raises(ConfigError, match="learning_rates"):
         NoisyGradients(1.0, 10, 1.0, 3, 1, 5, NonExpansive(Loss.LOGISTIC, 1.0, (0.5, 0.4)))
     with pytest.raises(ConfigError, match="learning_rates"):
@@ -235,10 +231,10 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
         NoisyGradients(1.0, 10, 1.0, 3, 1, 5, softmax)
     assert NoisyGradients(1.4143, 10, 1.0, 3, 1, 5, softmax).shares == 5
     with pytest.raises(ConfigError, match="certificate"):
-        NoisyGradients(1.0, 10, 1.0, 3, 1, 5, "trust me")  # type: ignore[arg-type]
+        NoisyGradients(1.0, 10, 1.0, 3, 1, 5, "trust me")
 
 
-def test_grid_gradients_converge_to_the_continuous_bound() -> None:
+def test_grid_gradients_converge_to_the_continuous_bound():
     """A finer grid costs less, down to the continuous mechanism's Rényi bound. Several steps in
     floating point are not what was proved, so they are not certified."""
     fields = (1.0, 100, 0.05, 6, 2, 50, LOGISTIC)
@@ -253,7 +249,7 @@ def test_grid_gradients_converge_to_the_continuous_bound() -> None:
     ).alternatives["rdp"]
     costs = []
     for granularity in (1e-3, 1e-4, 1e-5, 1e-6):
-        mechanism = GridGradients(*fields, granularity, 32)  # type: ignore[arg-type]
+        mechanism = GridGradients(*fields, granularity, 32)
         found = account([Release(mechanism, Everyone(), 5)], privacy_model=SHARED, delta=1e-4)
         assert not found.certified
         assert "floating point" in found.reason

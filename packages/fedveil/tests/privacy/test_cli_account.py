@@ -94,9 +94,7 @@ DESCRIBED = """
 
 
 @pytest.mark.parametrize(("said", "line"), cases(DESCRIBED))
-def test_described_mechanisms(
-    capsys: pytest.CaptureFixture[str], said: list[str], line: str
-) -> None:
+def test_described_mechanisms(capsys, said, line):
     document = run(capsys, f"account {line}")
     assert set(document) >= KEYS
     epsilon, *expected = said
@@ -135,7 +133,7 @@ CALIBRATED = """
 
 
 @pytest.mark.parametrize(("said", "line"), cases(CALIBRATED))
-def test_calibrations(capsys: pytest.CaptureFixture[str], said: list[str], line: str) -> None:
+def test_calibrations(capsys, said, line):
     document, (value, name) = run(capsys, f"calibrate {line}"), said
     assert set(document) >= KEYS | {"target_epsilon", "found"}
     assert document["epsilon"] <= document["target_epsilon"]
@@ -173,6 +171,7 @@ mean: account USUAL --tuning-mean 0.5
 participations: account USUAL --participations 4
 rounds: account --rounds 999999999999999999999 --noise-multiplier 1 --delta 1e-5
 --clients: account --paper hu --rounds 3 --delta 1e-5
+--clip-norm: account --noise-multiplier 1 --clip-norm 2 --rounds 3 --delta 1e-5
 --epsilon: calibrate --delta 1e-5 --rounds 3
 epsilon: calibrate --epsilon 0 --delta 1e-5 --rounds 3
 epsilon: calibrate --epsilon -1 --delta 1e-5 --rounds 3
@@ -187,9 +186,7 @@ no amount of noise: calibrate --epsilon 1 --delta 0 --rounds 3
 
 
 @pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
-def test_mistakes_give_one_line_that_names_them(
-    capsys: pytest.CaptureFixture[str], case: str
-) -> None:
+def test_mistakes_give_one_line_that_names_them(capsys, case):
     word, line = case.split(": ")
     assert word in fail(capsys, line.replace("USUAL", USUAL))
 
@@ -214,9 +211,7 @@ PAPERS = """
 
 
 @pytest.mark.parametrize(("said", "line"), cases(PAPERS))
-def test_papers_beside_proofs(
-    capsys: pytest.CaptureFixture[str], said: list[str], line: str
-) -> None:
+def test_papers_beside_proofs(capsys, said, line):
     document, (claimed, *proved) = run(capsys, f"account {line}"), said
     assert document["claimed"]["value"] == pytest.approx(float(claimed), rel=0.005)
     assert document["claimed"]["certified"] is False
@@ -231,7 +226,7 @@ def test_papers_beside_proofs(
     assert "claimed" in capsys.readouterr().out
 
 
-def test_people_get_a_table_and_a_statement(capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_get_a_table_and_a_statement(capsys):
     line = "account --noise-multiplier 1 --rate 0.05 --rounds 200 --delta 2.34e-4"
     assert main(line.split()) == 0
     out, err = capsys.readouterr()
@@ -296,9 +291,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(command_lines())
-def test_random_arguments_give_an_answer_or_one_line(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_random_arguments_give_an_answer_or_one_line(capsys, words):
     code = main([*words, "--json"])
     out, err = capsys.readouterr()
     if code == 0:
@@ -312,7 +305,7 @@ def test_random_arguments_give_an_answer_or_one_line(
         assert err.count("\n") == 1
 
 
-def test_account_never_imports_torch() -> None:
+def test_account_never_imports_torch():
     code = (
         "import sys; from fedveil.cli import main; "
         "main('account --noise-multiplier 1 --rate 0.1 --rounds 5 --delta 1e-5 --json'.split()); "
@@ -325,9 +318,7 @@ def test_account_never_imports_torch() -> None:
 HOSPITALS = "--batch-rate 0.0256 --rounds 782 --delta 1e-5"
 
 
-def test_secret_batches_show_a_record_and_a_person_beside_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_secret_batches_show_a_record_and_a_person_beside_it(capsys):
     answer = run(capsys, f"account {HOSPITALS} --noise-multiplier 1 --records-per-person 4")
     assert answer["unit"] == "record"
     assert answer["epsilon"] == pytest.approx(4.517, abs=0.002)
@@ -336,7 +327,7 @@ def test_secret_batches_show_a_record_and_a_person_beside_it(
     assert shared["epsilon"] == pytest.approx(10.10, abs=0.01)  # one coin for both releases
 
 
-def test_calibrated_secret_batches_keep_to_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrated_secret_batches_keep_to_the_budget(capsys):
     ask = f"calibrate --epsilon 3 {HOSPITALS}"
     records = run(capsys, f"{ask} --records-per-person 2")
     assert records["epsilon"] <= 3 < records["person"]["epsilon"]
@@ -354,5 +345,5 @@ def test_calibrated_secret_batches_keep_to_the_budget(capsys: pytest.CaptureFixt
         "--batch-rate 0.1 --rate 0.1",
     ],
 )
-def test_units_that_do_not_fit_are_refused(capsys: pytest.CaptureFixture[str], wrong: str) -> None:
+def test_units_that_do_not_fit_are_refused(capsys, wrong):
     fail(capsys, f"account {HOSPITALS} --noise-multiplier 1 {wrong}")

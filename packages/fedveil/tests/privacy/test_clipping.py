@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as npst
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency
-from fedveil.privacy.clipping import Clip, clip_factors, clip_rows
+from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, surely_inside
 
 FLOATS = [np.float32, np.float64]
 
@@ -77,16 +77,16 @@ def clip_vector(vector: Any, clip: Clip) -> Alone:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bound", [1e-44, 1e-30, 0.1, 1.0, 3.0, 1e30])
 @pytest.mark.parametrize("name", list(adversarial_vectors()))
-def test_exact_norm_never_exceeds_the_bound(
-    name: str, bound: float, dtype: type[np.floating[Any]], order: int
-) -> None:
+def test_exact_norm_never_exceeds_the_bound(name, bound, dtype, order):
     clip = Clip(bound, order)
     vector = adversarial_vectors()[name].astype(dtype)
     clipped = clip_vector(vector, clip)
     assert clipped.finite
     assert clipped.values.dtype == dtype
     assert is_within(clipped.values, clip)
-    if is_within(vector, clip):
+    inside = is_within(vector, clip)
+    assert inside or not surely_inside(vector[None], clip)
+    if inside:
         assert clipped.values is vector
     elif bound > 1e-40:  # above the smallest floats, nearly the whole bound is used
         steps = np.finfo(dtype).smallest_subnormal * len(vector)
@@ -108,12 +108,13 @@ def test_exact_norm_never_exceeds_the_bound(
     bound=st.floats(1e-300, 1e300),
     order=st.sampled_from([1, 2]),
 )
-def test_any_vector_and_bound(vector: npt.NDArray[Any], bound: float, order: int) -> None:
+def test_any_vector_and_bound(vector, bound, order):
     clip = Clip(bound, order)
     before = vector.copy()
     clipped = clip_vector(vector, clip)
     assert is_within(clipped.values, clip)
     np.testing.assert_array_equal(vector, before)
+    assert is_within(vector, clip) or not surely_inside(vector[None], clip)
     if is_within(vector, clip):
         assert clipped.values.tobytes() == vector.tobytes()
         assert clipped.factor == 1.0
@@ -123,6 +124,19 @@ def test_any_vector_and_bound(vector: npt.NDArray[Any], bound: float, order: int
     assert again.values.tobytes() == clipped.values.tobytes()
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_clipped_rows_are_known_to_be_inside_and_rows_that_are_not_finite_are_not(
+    order: int,
+) -> None:
+    clip, rows = Clip(0.5, order), np.random.default_rng(2).normal(size=(40, 3000))
+    clipped = clip_rows(rows.astype(np.float32), clip).values
+    assert surely_inside(clipped, clip)
+    for bad in (np.nan, np.inf):
+        clipped[7, 5] = bad
+        for bound in (0.5, 1e160):
+            assert not surely_inside(clipped, Clip(bound, order))
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     values=st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=6),
@@ -130,9 +144,7 @@ def test_any_vector_and_bound(vector: npt.NDArray[Any], bound: float, order: int
     order=st.sampled_from([1, 2]),
     nudge=st.sampled_from([-1, 0, 1]),
 )
-def test_vectors_within_one_rounding_of_the_bound_are_decided_exactly(
-    values: list[float], dtype: type[np.floating[Any]], order: int, nudge: int
-) -> None:
+def test_vectors_within_one_rounding_of_the_bound_are_decided_exactly(values, dtype, order, nudge):
     """The bound is the norm itself, or a neighbouring double: no float sum could tell."""
     vector = np.array(values, dtype=dtype)
     power = exact_power_norm(vector, order)
@@ -146,7 +158,7 @@ def test_vectors_within_one_rounding_of_the_bound_are_decided_exactly(
     assert is_within(clipped.values, clip)
 
 
-def test_pythagorean_vectors_on_the_sphere_are_returned_unchanged() -> None:
+def test_pythagorean_vectors_on_the_sphere_are_returned_unchanged():
     for dtype in FLOATS:
         vector = np.array([3.0, -4.0, 0.0], dtype=dtype)
         assert clip_vector(vector, Clip(5.0)).values is vector
@@ -158,9 +170,7 @@ def test_pythagorean_vectors_on_the_sphere_are_returned_unchanged() -> None:
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_row_that_is_not_finite_contributes_exactly_zero(
-    bad: float, dtype: type[np.floating[Any]], order: int
-) -> None:
+def test_a_row_that_is_not_finite_contributes_exactly_zero(bad, dtype, order):
     rows = np.ones((4, 5), dtype=dtype)
     rows[2, 3] = bad
     rows[3] *= 100
@@ -177,7 +187,7 @@ def test_a_row_that_is_not_finite_contributes_exactly_zero(
     assert math.isnan(rows[2, 3]) or math.isinf(rows[2, 3])
 
 
-def test_squared_norms_that_overflow_are_handled() -> None:
+def test_squared_norms_that_overflow_are_handled():
     vector = np.full(7, 1e38, dtype=np.float32)
     np.testing.assert_allclose(clip_vector(vector, Clip(1.0)).values, 7**-0.5, rtol=1e-6)
     wide = np.array([1e308, 1e308, 1.0])
@@ -186,7 +196,7 @@ def test_squared_norms_that_overflow_are_handled() -> None:
     np.testing.assert_allclose(clip_vector(tiny, Clip(1e-300)).values, [6e-301, 8e-301], rtol=1e-9)
 
 
-def test_factors_too_small_for_the_dtype_do_not_erase_the_direction() -> None:
+def test_factors_too_small_for_the_dtype_do_not_erase_the_direction():
     """1e38 down to 1e-30 needs a factor of 1e-68, which float32 cannot hold."""
     vector = np.array([3e37, -4e37], dtype=np.float32)
     clipped = clip_vector(vector, Clip(1e-30)).values
@@ -195,9 +205,7 @@ def test_factors_too_small_for_the_dtype_do_not_erase_the_direction() -> None:
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_rounding_among_subnormals_does_not_lengthen(
-    dtype: type[np.floating[Any]], order: int
-) -> None:
+def test_rounding_among_subnormals_does_not_lengthen(dtype, order):
     """Three least steps, scaled by 0.6, round up to two: a sixth longer than allowed."""
     step = float(np.finfo(dtype).smallest_subnormal)
     vector = np.full(1000, 3 * step, dtype=dtype)
@@ -206,7 +214,7 @@ def test_rounding_among_subnormals_does_not_lengthen(
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_rows_vectors_and_tensors_agree(order: int) -> None:
+def test_rows_vectors_and_tensors_agree(order):
     rng = np.random.default_rng(0)
     rows = (rng.normal(size=(40, 1000)) * rng.exponential(size=(40, 1))).astype(np.float32)
     clip = Clip(30.0 if order == 2 else 500.0, order)
@@ -224,7 +232,7 @@ def test_rows_vectors_and_tensors_agree(order: int) -> None:
     assert is_within(single.values.numpy(), clip)
 
 
-def test_long_rows_are_measured_in_blocks() -> None:
+def test_long_rows_are_measured_in_blocks():
     rows = np.full((2, 100_001), 0.01, dtype=np.float32)
     rows[:, -1] = 50.0
     for order in (1, 2):
@@ -234,7 +242,7 @@ def test_long_rows_are_measured_in_blocks() -> None:
         assert clipped.factors[0] == pytest.approx(10.0 / truth, rel=1e-6)
 
 
-def test_in_place_clips_the_given_memory() -> None:
+def test_in_place_clips_the_given_memory():
     for array in (np.full((3, 4), 9.0, np.float32), torch.full((3, 4), 9.0)):
         array[1] = math.nan
         clipped = clip_rows(array, Clip(1.0), in_place=True)
@@ -249,9 +257,7 @@ def test_in_place_clips_the_given_memory() -> None:
     bound=st.floats(1e-20, 1e20),
     error=st.sampled_from([0.0, 1e-6, 0.01]),
 )
-def test_factors_from_norms_bring_every_norm_inside(
-    norms: list[float], bound: float, error: float
-) -> None:
+def test_factors_from_norms_bring_every_norm_inside(norms, bound, error):
     given_norms = np.array(norms, dtype=np.float32)
     factors = clip_factors(given_norms, Clip(bound), relative_error=error)
     for norm, factor in zip(given_norms.tolist(), factors.tolist(), strict=True):
@@ -263,7 +269,7 @@ def test_factors_from_norms_bring_every_norm_inside(
             assert factor * float(worst) >= bound * (1 - 1e-6)
 
 
-def test_factors_of_norms_that_are_no_numbers_are_zero() -> None:
+def test_factors_of_norms_that_are_no_numbers_are_zero():
     norms = torch.tensor([1.0, math.nan, math.inf, -1.0, 0.0, 4.0])
     factors = clip_factors(norms, Clip(2.0))
     assert isinstance(factors, torch.Tensor)
@@ -271,7 +277,7 @@ def test_factors_of_norms_that_are_no_numbers_are_zero() -> None:
     assert float(factors[5]) == pytest.approx(0.5)
 
 
-def test_a_clip_reports_its_own_sensitivity() -> None:
+def test_a_clip_reports_its_own_sensitivity():
     """Attained: one unit at +C beside its absence, its zeroing, or its replacement by -C."""
     clip = Clip(3.0)
     unit = clip_vector(np.array([50.0, 0.0]), clip).values
@@ -286,29 +292,29 @@ def test_a_clip_reports_its_own_sensitivity() -> None:
         assert distance == pytest.approx(clip.sensitivity(adjacency))
 
 
-def test_bad_arguments_are_named() -> None:
+def test_bad_arguments_are_named():
     for norm in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="clip_norm"):
             Clip(norm)
     with pytest.raises(ConfigError, match="order"):
         Clip(1.0, 3)
-    with pytest.raises(ConfigError, match="float32 or float64"):
+    with pytest.raises(ConfigError, match="rows"):
         clip_rows(np.array([[1, 2]]), Clip(1.0))
-    with pytest.raises(ConfigError, match="float32 or float64"):
+    with pytest.raises(ConfigError, match="rows"):
         clip_rows(torch.ones(1, 3, dtype=torch.bfloat16), Clip(1.0))
     with pytest.raises(ConfigError, match="dimension"):
         clip_rows(np.ones(2), Clip(1.0))
-    with pytest.raises(ConfigError, match="numpy array or a torch tensor"):
+    with pytest.raises(ConfigError, match="rows"):
         clip_rows([[1.0]], Clip(1.0))
 
 
-def test_empty_shapes() -> None:
+def test_empty_shapes():
     assert clip_vector(np.zeros(0), Clip(1.0)).values.shape == (0,)
     assert clip_rows(np.zeros((0, 3)), Clip(1.0)).values.shape == (0, 3)
     assert clip_rows(np.zeros((3, 0), np.float32), Clip(1.0)).values.shape == (3, 0)
 
 
-def test_numpy_users_do_not_load_torch() -> None:
+def test_numpy_users_do_not_load_torch():
     code = (
         "import sys, numpy as np; from fedveil.privacy.clipping import Clip, clip_rows;"
         "import fedveil.privacy.noise, fedveil.privacy.noise.grid;"

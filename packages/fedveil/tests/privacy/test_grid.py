@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from fractions import Fraction
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -50,13 +49,7 @@ def is_within(row: npt.NDArray[np.int64], granularity: float, clip: Clip) -> boo
     power=st.integers(-20, 6),
     order=st.sampled_from([1, 2]),
 )
-def test_snapped_norm_never_exceeds_the_clip(
-    rows: list[list[float]],
-    dtype: type[np.floating[Any]],
-    bound: float,
-    power: int,
-    order: int,
-) -> None:
+def test_snapped_norm_never_exceeds_the_clip(rows, dtype, bound, power, order):
     granularity, clip = 2.0**power, Clip(bound, order)
     values = np.array(rows, dtype=dtype)
     snapped = snap_rows(values, granularity, clip)
@@ -66,9 +59,7 @@ def test_snapped_norm_never_exceeds_the_clip(
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("power", [-20, -12, -7, -4, 0, 1])
-def test_clipped_vectors_of_every_resolution_stay_inside_and_keep_their_direction(
-    power: int, order: int
-) -> None:
+def test_clipped_vectors_of_every_resolution_stay_inside_and_keep_their_direction(power, order):
     """Vectors on the sphere, where rounding pushes half of them out."""
     rng = np.random.default_rng(3)
     rows = rng.normal(size=(30, 400)).astype(np.float32) * 50
@@ -83,19 +74,19 @@ def test_clipped_vectors_of_every_resolution_stay_inside_and_keep_their_directio
         assert np.abs(unsnap(snapped, granularity) - ideal).max() <= 2 * granularity
 
 
-def test_vectors_already_on_the_grid_and_inside_are_kept() -> None:
+def test_vectors_already_on_the_grid_and_inside_are_kept():
     rows = np.array([[1.0, 0.0, 0.0], [0.5, -0.25, 0.125], [0.6, -0.8, 0.0]])
     np.testing.assert_array_equal(snap_rows(rows[:2], 0.125, Clip(1.0)), [[8, 0, 0], [4, -2, 1]])
     votes = snap_rows(np.eye(4, dtype=np.float32), 2.0**-20, Clip(1.0))
     np.testing.assert_array_equal(votes, np.eye(4) * 2**20)
 
 
-def test_rounding_is_to_the_nearest_point() -> None:
+def test_rounding_is_to_the_nearest_point():
     rows = np.array([[0.26, -0.26, 0.24, 0.0, 1e-300]])
     np.testing.assert_array_equal(snap_rows(rows, 0.5, Clip(9.0)), [[1, -1, 0, 0, 0]])
 
 
-def test_rows_that_are_not_finite_become_zero() -> None:
+def test_rows_that_are_not_finite_become_zero():
     rows = torch.tensor([[1.0, math.nan], [math.inf, 0.0], [0.5, 0.5]])
     snapped = snap_rows(rows, 0.25, Clip(1.0))
     assert isinstance(snapped, torch.Tensor)
@@ -103,7 +94,7 @@ def test_rows_that_are_not_finite_become_zero() -> None:
     assert snapped.tolist() == [[0, 0], [0, 0], [2, 2]]
 
 
-def test_a_row_snaps_alike_whatever_its_company() -> None:
+def test_a_row_snaps_alike_whatever_its_company():
     """Its value may depend on no other client, or sensitivity would be lost."""
     rows = np.random.default_rng(1).normal(size=(20, 50)).astype(np.float32)
     clip = Clip(2.0)
@@ -112,7 +103,7 @@ def test_a_row_snaps_alike_whatever_its_company() -> None:
         np.testing.assert_array_equal(snap_rows(row[None], 2.0**-6, clip)[0], together[index])
 
 
-def test_stochastic_rounding_is_unbiased() -> None:
+def test_stochastic_rounding_is_unbiased():
     """Mean of 40000 roundings within five standard errors for each value (false alarm 4e-6)."""
     values = np.array([0.1, -0.1, 0.5, 1.75, -2.3, 3.0])
     count = 40_000
@@ -124,7 +115,7 @@ def test_stochastic_rounding_is_unbiased() -> None:
     assert np.all(np.abs(snapped - values) < 1)
 
 
-def test_a_row_that_keeps_rounding_outwards_is_cut_towards_zero() -> None:
+def test_a_row_that_keeps_rounding_outwards_is_cut_towards_zero():
     """With everything rounded up, 10.9 becomes 11 again and again, beyond the bound."""
     clip = Clip(109.0 + 1e-9)
     rows = np.full((1, 100), 10.9)
@@ -135,7 +126,7 @@ def test_a_row_that_keeps_rounding_outwards_is_cut_towards_zero() -> None:
 
 
 @pytest.mark.parametrize("beta", [None, 0.0, math.exp(-0.5), 0.9])
-def test_conditional_rounding_meets_the_accounted_bound(beta: float | None) -> None:
+def test_conditional_rounding_meets_the_accounted_bound(beta):
     mechanism = DiscreteGaussianSum(
         clip_norm=1.0,
         granularity=2.0**-6,
@@ -156,7 +147,7 @@ def test_conditional_rounding_meets_the_accounted_bound(beta: float | None) -> N
         assert all(is_within(row, 2.0**-6, Clip(1.0)) for row in snapped)
 
 
-def test_conditional_rounding_really_rejects() -> None:
+def test_conditional_rounding_really_rejects():
     """With beta near 1 the bound is tight enough that plain stochastic rounding breaks it."""
     mechanism = DiscreteGaussianSum(1.0, 2.0**-4, 0.5, 10, 256, rounding_beta=0.999)
     rows = np.random.default_rng(4).normal(size=(400, 256))
@@ -169,9 +160,9 @@ def test_conditional_rounding_really_rejects() -> None:
     assert ((snapped**2).sum(axis=1) <= plain_limit).all()
 
 
-def test_conditional_rounding_checks_the_dimension() -> None:
+def test_conditional_rounding_checks_the_dimension():
     mechanism = DiscreteGaussianSum(1.0, 2.0**-4, 0.5, 10, 256)
-    with pytest.raises(ConfigError, match="256 columns"):
+    with pytest.raises(ConfigError, match="rows"):
         snap_conditional(np.zeros((2, 255)), mechanism, stream("x"))
 
 
@@ -184,8 +175,8 @@ def test_conditional_rounding_checks_the_dimension() -> None:
     order=st.sampled_from([1, 2]),
 )
 def test_the_chosen_grid_is_fine_and_fits_64_bits(
-    clip_norm: float, multiplier: float, dimension: int, contributions: int, order: int
-) -> None:
+    clip_norm, multiplier, dimension, contributions, order
+):
     std = clip_norm * multiplier
     g = choose_granularity(clip_norm, std, dimension, contributions, order=order)
     assert math.frexp(g)[0] == 0.5
@@ -200,7 +191,7 @@ def test_the_chosen_grid_is_fine_and_fits_64_bits(
         assert dimension * g / 4 <= 1e-6 * clip_norm  # what rounding adds in L1 on average
 
 
-def test_impossible_grids_are_refused() -> None:
+def test_impossible_grids_are_refused():
     for bad in (0.0, 0.3, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="granularity"):
             snap_rows(np.zeros((1, 1)), bad, Clip(1.0))
@@ -215,12 +206,12 @@ def test_impossible_grids_are_refused() -> None:
     with pytest.raises(ConfigError, match="dimension"):
         choose_granularity(1.0, 1.0, 0, 10)
     with pytest.raises(ConfigError, match="int64"):
-        protect_sum(np.zeros(3), 1.0, 1.0, stream("x"))  # type: ignore[arg-type]
+        protect_sum(np.zeros(3), 1.0, 1.0, stream("x"))
     with pytest.raises(ConfigError, match="coarser"):
         protect_sum(np.array([2**62 + 1]), 1.0, 1.0, stream("x"))
 
 
-def test_protected_sum_is_the_sum_plus_gaussian_noise() -> None:
+def test_protected_sum_is_the_sum_plus_gaussian_noise():
     """Kolmogorov-Smirnov on 100000 coordinates, false alarm 1e-6."""
     total = np.arange(100_000, dtype=np.int64)
     granularity = 2.0**-12
@@ -233,14 +224,14 @@ def test_protected_sum_is_the_sum_plus_gaussian_noise() -> None:
     np.testing.assert_array_equal(matrix.ravel(), noisy)
 
 
-def test_shares_add_up_to_the_planned_noise() -> None:
+def test_shares_add_up_to_the_planned_noise():
     """Variance of a sum of 50 shares within five standard errors (false alarm 6e-7)."""
     shares = sum(share(20_000, 0.5, 2.0**-4, stream(f"share {i}")) for i in range(50))
     variance = float(np.var(unsnap(np.asarray(shares), 2.0**-4)))
     assert abs(variance / (50 * 0.25) - 1) < 5 * math.sqrt(2 / 20_000)
 
 
-def test_a_round_on_the_grid_loses_next_to_nothing() -> None:
+def test_a_round_on_the_grid_loses_next_to_nothing():
     """Sum of 100 clipped vectors: the grid's error is below a thousandth of the noise."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(100, 5000)).astype(np.float32)
@@ -252,7 +243,7 @@ def test_a_round_on_the_grid_loses_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("edge", [2**62, -(2**62)])
-def test_a_sum_beyond_the_integers_is_refused_at_the_very_edge(edge: int) -> None:
+def test_a_sum_beyond_the_integers_is_refused_at_the_very_edge(edge):
     beyond = edge + (1 if edge > 0 else -1)
     for add in (protect_sum, protect_sum_laplace):
         for total in ([edge], [0, edge], [edge, -edge]):

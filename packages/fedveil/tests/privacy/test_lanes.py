@@ -39,7 +39,7 @@ def rows(draw: np.random.Generator, kind: type) -> np.ndarray:
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_norms_clips_and_grids_of_a_row_are_its_own(kind: type, order: int) -> None:
+def test_norms_clips_and_grids_of_a_row_are_its_own(kind, order):
     draw = np.random.default_rng(order)
     for _ in range(150):
         row = rows(draw, kind)
@@ -56,7 +56,7 @@ def test_norms_clips_and_grids_of_a_row_are_its_own(kind: type, order: int) -> N
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_factors_of_an_example_are_its_own(kind: type) -> None:
+def test_factors_of_an_example_are_its_own(kind):
     draw = np.random.default_rng(3)
     for _ in range(200):
         norms = np.abs(crowd(rows(draw, kind), draw)[0].reshape(-1)).copy()
@@ -69,7 +69,7 @@ def test_factors_of_an_example_are_its_own(kind: type) -> None:
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_a_matrix_times_a_vector_is_the_clients_own(library: str) -> None:
+def test_a_matrix_times_a_vector_is_the_clients_own(library):
     draw = np.random.default_rng(4)
     for _ in range(60):
         size, clients = int(draw.integers(1, 40)), int(draw.integers(1, 50))
@@ -89,14 +89,14 @@ def test_a_matrix_times_a_vector_is_the_clients_own(library: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 100, 1001])
-def test_a_tree_sum_is_off_by_few_roundings(count: int) -> None:
+def test_a_tree_sum_is_off_by_few_roundings(count):
     terms = np.random.default_rng(count).normal(size=count)
     exact = float(sum(map(Fraction, terms.tolist())))
     roundings = max(1, (count - 1).bit_length())
     assert abs(tree_sum(terms.copy()) - exact) <= roundings * 2.0**-53 * np.abs(terms).sum()
 
 
-def test_softmax_of_a_column_is_its_own_and_right() -> None:
+def test_softmax_of_a_column_is_its_own_and_right():
     draw = np.random.default_rng(5)
     for _ in range(60):
         classes, many = int(draw.integers(2, 12)), int(draw.integers(1, 70))
@@ -111,20 +111,20 @@ def test_softmax_of_a_column_is_its_own_and_right() -> None:
         torch.testing.assert_close(alone[:, 0].double(), wanted, rtol=1e-5, atol=1e-37)
 
 
-def test_the_exponential_is_off_by_two_units_in_the_last_place() -> None:
+def test_the_exponential_is_off_by_two_units_in_the_last_place():
     x = -np.abs(np.random.default_rng(6).normal(size=200_000).astype(np.float32) * 25)
     x = np.concatenate([x, np.float32([0.0, -0.0, -87.0, -1e-38])])
     x = x[x >= -87]
-    found = exp_below(torch.from_numpy(x)).double().numpy()
+    found = exp_below(x).astype(np.float64)
     wanted = np.exp(x.astype(np.float64))
     assert np.abs(found / wanted - 1).max() <= 2 * 2.0**-23
-    edge = exp_below(torch.tensor([-88.0, -np.inf, np.nan], dtype=torch.float32))
+    edge = exp_below(np.float32([-88.0, -np.inf, np.nan]))
     assert edge[:2].tolist() == [0.0, 0.0]
-    assert edge[2].isnan()
+    assert np.isnan(edge[2])
 
 
 @pytest.mark.parametrize("size", [3, 11, 64, 100, 900])
-def test_a_rotated_row_is_its_own(size: int) -> None:
+def test_a_rotated_row_is_its_own(size):
     draw, rotation = np.random.default_rng(size), Rotation(1)
     for _ in range(20):
         row = draw.normal(size=size).astype(np.float32)

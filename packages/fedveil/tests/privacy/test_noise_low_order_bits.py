@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -72,9 +71,7 @@ def certain_violation(seen0: int, seen1: int, epsilon: float, delta: float) -> f
 
 
 @pytest.mark.parametrize(("mechanism", "pure"), [(naive_gaussian, False), (naive_laplace, True)])
-def test_floating_point_noise_betrays_the_sum(
-    mechanism: Callable[[int, str], Values], pure: bool
-) -> None:
+def test_floating_point_noise_betrays_the_sum(mechanism, pure):
     epsilon, delta = (1 / SPREAD, 0.0) if pure else (gaussian_epsilon(), DELTA)
     assert epsilon < 0.1
     seen0 = looks_like_zero(mechanism(0, "zero"), 24)
@@ -89,9 +86,7 @@ def test_floating_point_noise_betrays_the_sum(
 @pytest.mark.parametrize(
     ("mechanism", "pure"), [(protected_gaussian, False), (protected_laplace, True)]
 )
-def test_the_same_attack_learns_nothing_on_the_grid(
-    mechanism: Callable[[int, str], Values], pure: bool
-) -> None:
+def test_the_same_attack_learns_nothing_on_the_grid(mechanism, pure):
     """Every digit of the grid is tried, both ways (120 bounds at 1e-6)."""
     epsilon, delta = (1 / SPREAD, 0.0) if pure else (gaussian_epsilon(), DELTA)
     zero, one = (
@@ -106,14 +101,14 @@ def test_the_same_attack_learns_nothing_on_the_grid(
     assert seen_any > 1000  # the events do occur, so the bounds mean something
 
 
-def test_outputs_of_textbook_laplace_noise_are_reachable_from_one_secret_only() -> None:
+def test_outputs_of_textbook_laplace_noise_are_reachable_from_one_secret_only():
     """Mironov 2012: invert the sampler and ask which secrets could have given this very double."""
     scale, count = 50.0, 4000
     uniforms = stream("textbook").uniforms(2 * count) + 2.0**-54
     noise = np.where(uniforms[:count] < 0.5, -1.0, 1.0) * scale * -np.log(uniforms[count:])
     outputs = 1.0 + noise
 
-    def reachable(secret: float) -> npt.NDArray[np.bool_]:
+    def reachable(secret):
         found = np.zeros(count, dtype=bool)
         guess = np.rint(np.exp(-np.abs(outputs - secret) / scale) * 2.0**53)
         for step in range(-12, 13):
@@ -129,7 +124,7 @@ def test_outputs_of_textbook_laplace_noise_are_reachable_from_one_secret_only() 
     assert (from_truth & ~from_other).mean() > 0.1
 
 
-def test_every_grid_point_is_reachable_from_either_secret() -> None:
+def test_every_grid_point_is_reachable_from_either_secret():
     total = np.zeros(1_000_000, dtype=np.int64)
     for protect in (protect_sum, protect_sum_laplace):
         from_zero = set(protect(total, 20.0, 1.0, stream("zero")).tolist())

@@ -35,14 +35,14 @@ def stream(name: str) -> Stream:
 
 @pytest.mark.parametrize(("draw", "law"), KINDS)
 @pytest.mark.parametrize("spread", [1e-20, 0.01, 1.0, 3e20])
-def test_draws_follow_the_law(draw: Draw, law: stats.rv_continuous, spread: float) -> None:
+def test_draws_follow_the_law(draw, law, spread):
     draws = draw(stream(f"law {spread}"), 500_000, spread)
     assert draws.dtype == np.float32
     assert stats.kstest(draws.astype(float) / spread, law.cdf).pvalue > FALSE_ALARM
 
 
 @pytest.mark.parametrize(("draw", "law"), KINDS)
-def test_tails_are_as_heavy_as_they_should_be(draw: Draw, law: stats.rv_continuous) -> None:
+def test_tails_are_as_heavy_as_they_should_be(draw, law):
     count = 20_000_000
     draws = np.abs(draw(stream("tails"), count, 1.0))
     for limit in (3.0, 4.0, 5.0):
@@ -63,7 +63,7 @@ class Extreme(Stream):
 
 
 @pytest.mark.parametrize("byte", [0x00, 0xFF, 0x7F, 0x80])
-def test_extreme_words_give_finite_values_within_the_documented_reach(byte: int) -> None:
+def test_extreme_words_give_finite_values_within_the_documented_reach(byte):
     normal = gaussian(Extreme(byte), 10, 1.0)
     assert np.isfinite(normal).all()
     assert np.abs(normal).max() <= LARGEST_GAUSSIAN * (1 + 1e-6)
@@ -76,9 +76,7 @@ def test_extreme_words_give_finite_values_within_the_documented_reach(byte: int)
 
 
 @pytest.mark.parametrize(("draw", "law"), KINDS)
-def test_coordinates_are_uncorrelated_in_value_and_in_size(
-    draw: Draw, law: stats.rv_continuous
-) -> None:
+def test_coordinates_are_uncorrelated_in_value_and_in_size(draw, law):
     """Box-Muller pairs share a radius: neither values nor squares may correlate, at the lag of a
     pair or any other (each within five standard errors, 24 correlations: false alarm 1.4e-5)."""
     size = 1 << 18
@@ -91,7 +89,7 @@ def test_coordinates_are_uncorrelated_in_value_and_in_size(
             assert abs(correlation) * math.sqrt(size - lag) < 5
 
 
-def test_a_key_fixes_every_value_and_another_key_changes_them() -> None:
+def test_a_key_fixes_every_value_and_another_key_changes_them():
     for draw, _ in KINDS:
         first = draw(stream("a"), 100_000, 2.0)
         np.testing.assert_array_equal(first, draw(stream("a"), 100_000, 2.0))
@@ -101,28 +99,23 @@ def test_a_key_fixes_every_value_and_another_key_changes_them() -> None:
 
 @pytest.mark.parametrize("draw", [gaussian, laplace])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 65_535, 65_536, 65_537, 200_001])
-def test_any_count_can_be_drawn(draw: Draw, count: int) -> None:
+def test_any_count_can_be_drawn(draw, count):
     draws = draw(stream("count"), count, 1.0)
     assert draws.shape == (count,)
     assert np.isfinite(draws).all()
     assert len(np.unique(draws)) >= 0.95 * count
-    out = np.zeros(count, dtype=np.float32)
-    assert draw(stream("count"), count, 1.0, out=out) is out
-    np.testing.assert_array_equal(out, draws)
 
 
 @pytest.mark.parametrize("draw", [gaussian, laplace])
-def test_bad_arguments_are_named(draw: Draw) -> None:
+def test_bad_arguments_are_named(draw):
     for spread in (-1.0, math.nan, math.inf):
-        with pytest.raises(ConfigError, match="need a finite number"):
+        with pytest.raises(ConfigError, match=r"std|scale"):
             draw(stream("x"), 1, spread)
-    with pytest.raises(ConfigError, match="out"):
-        draw(stream("x"), 3, 1.0, out=np.zeros(2, dtype=np.float32))
     assert not draw(stream("x"), 5, 0.0).any()
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 1000, 70_001])
-def test_rows_drawn_together_are_those_drawn_alone(count: int) -> None:
+def test_rows_drawn_together_are_those_drawn_alone(count):
     keys = [bytes([key] * 32) for key in range(5)]
     together = [Stream(key) for key in keys]
     alone = [Stream(key) for key in keys]

@@ -67,7 +67,7 @@ def run(place: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_the_page_runs_from_outside_and_has_the_epsilon_of_its_closed_form(installed: Path) -> None:
+def test_the_page_runs_from_outside_and_has_the_epsilon_of_its_closed_form(installed):
     checks = """
 import json
 from fedveil.privacy.guarantee import Guarantee
@@ -89,7 +89,7 @@ print(json.dumps([pure.epsilon, composed.epsilon, calibrated.scale_multiplier, a
     assert converted.min() <= composed <= converted.min() * 1.001
 
 
-def test_the_entry_point_is_found_on_the_command_line(installed: Path) -> None:
+def test_the_entry_point_is_found_on_the_command_line(installed):
     command = block("sh").split()
     assert command[0] == "fedveil"
     document = json.loads(run(installed, "-m", "fedveil", *command[1:]))
@@ -129,11 +129,11 @@ def epsilon(found: Mechanism, model: PrivacyModel = MODEL, sampling=None, uses: 
 @pytest.mark.parametrize("sampling", [Everyone(60), Poisson(0.1, 60), FixedSize(60, 6)], ids=repr)
 @pytest.mark.parametrize("uses", [1, 3])
 def test_a_declared_gaussian_costs_what_ours_does_and_is_refused_where_ours_is(
-    adjacency: str, trust: str, sampling, uses: int
-) -> None:
+    adjacency, trust, sampling, uses
+):
     model = PrivacyModel("client", adjacency, trust, colluders=2)
 
-    def outcome(found: Mechanism) -> float | str:
+    def outcome(found):
         try:
             return epsilon(found, model, sampling, uses)
         except ConfigError as refused:
@@ -152,15 +152,15 @@ def test_a_declared_gaussian_costs_what_ours_does_and_is_refused_where_ours_is(
         (MODEL, Poisson(0.1), r.MechanismRefused),
     ],
 )
-def test_what_a_mechanism_does_not_declare_is_refused(model, sampling, refusal) -> None:
+def test_what_a_mechanism_does_not_declare_is_refused(model, sampling, refusal):
     with pytest.raises(refusal):
         epsilon(Plain(1.0), model, sampling)
     assert epsilon(Plain(1.0)) == epsilon(Gaussian(1.0))
 
 
-def test_several_uses_of_one_secret_sample_need_a_proof() -> None:
+def test_several_uses_of_one_secret_sample_need_a_proof():
     once = replace_class(Wide, "test-once", joint_uses=False)
-    with pytest.raises(r.MechanismRefused, match="one secret sample"):
+    with pytest.raises(r.MechanismRefused):
         epsilon(once(1.0), sampling=Poisson(0.1), uses=2)
 
 
@@ -169,7 +169,7 @@ def replace_class(base: type[Mechanism], kind: str, **attributes: object) -> typ
     return mechanism(kind)(made)
 
 
-def test_a_guarantee_of_a_foreign_mechanism_says_whose_proof_it_is() -> None:
+def test_a_guarantee_of_a_foreign_mechanism_says_whose_proof_it_is():
     ours = account([Release(Gaussian(1.0), Everyone(), 5)], privacy_model=MODEL, delta=1e-5)
     made = account([Release(Plain(1.0), Everyone(), 5)], privacy_model=MODEL, delta=1e-5)
     assert [one for one in made.rests_on if one not in ours.rests_on] == [
@@ -192,13 +192,13 @@ def test_a_guarantee_of_a_foreign_mechanism_says_whose_proof_it_is() -> None:
     ],
     ids=repr,
 )
-def test_a_step_with_impossible_numbers_is_refused(step: object) -> None:
+def test_a_step_with_impossible_numbers_is_refused(step):
     wrong = replace_class(Plain, "test-wrong", step=lambda self, use: step)
     with pytest.raises(ConfigError, match="step"):
         epsilon(wrong(1.0))
 
 
-def test_a_step_that_answers_nobody_costs_everything() -> None:
+def test_a_step_that_answers_nobody_costs_everything():
     @dataclass(frozen=True)
     class Silent(Step):
         count: int = 1
@@ -211,10 +211,10 @@ def test_a_step_that_answers_nobody_costs_everything() -> None:
 
 @pytest.mark.parametrize("answer", [math.nan, -1.0, -math.inf])
 @pytest.mark.parametrize("question", ["gaussian", "pure", "zcdp", "worst_gaussian", "renyi"])
-def test_an_impossible_answer_lowers_no_epsilon(question: str, answer: float) -> None:
+def test_an_impossible_answer_lowers_no_epsilon(question, answer):
     """Beside a release of ours, which then costs no less than it does alone."""
 
-    def answered(self: Step, orders: tuple[float, ...] = ()) -> object:
+    def answered(self, orders=()):
         return np.full(len(orders), answer) if question == "renyi" else answer
 
     told = {question: answered, **({"orders": lambda self: DENSE} if question == "renyi" else {})}
@@ -227,46 +227,45 @@ def test_an_impossible_answer_lowers_no_epsilon(question: str, answer: float) ->
         assert both.epsilon >= account([alone], privacy_model=MODEL, delta=1e-5).epsilon
 
 
-def test_continuous_shares_of_a_foreign_mechanism_are_not_certified_either() -> None:
+def test_continuous_shares_of_a_foreign_mechanism_are_not_certified_either():
     shared = replace(MODEL, trust=Trust.DISTRIBUTED)
     made = account([Release(Wide(3.0), Everyone(9), 1)], privacy_model=shared, delta=1e-5)
     assert not made.certified
     assert "continuous noise shares" in made.reason
 
 
-def test_what_is_not_registered_is_no_mechanism() -> None:
+def test_what_is_not_registered_is_no_mechanism():
     @dataclass(frozen=True)
     class Better(Gaussian):
         """Costs nothing, says its author."""
 
-        def step(self, use: Use) -> Step:
+        def step(self, use):
             return GaussianStep(1e9)
 
     with pytest.raises(ConfigError, match="registered"):
         Release(Better(1.0), Everyone(), 5)
     with pytest.raises(ConfigError, match="registered"):
-        Release(object(), Everyone(), 5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="unknown mechanism"):
+        Release(object(), Everyone(), 5)
+    with pytest.raises(ConfigError, match="unheard-of"):
         mechanism_from_dict({"kind": "unheard-of"})
     for document in ({}, [], None, {"kind": None}, {"kind": ""}):
         with pytest.raises(ConfigError):
-            mechanism_from_dict(document)  # type: ignore[arg-type]
+            mechanism_from_dict(document)
 
 
-def test_a_name_is_taken_once_and_only_by_frozen_dataclasses() -> None:
-    with pytest.raises(ConfigError, match="wants a name"):
-        replace_class(Plain, "gaussian")
-    with pytest.raises(ConfigError, match="wants a name"):
-        replace_class(Plain, "test-plain")
+def test_a_name_is_taken_once_and_only_by_frozen_dataclasses():
+    for taken in ("gaussian", "test-plain"):
+        with pytest.raises(ConfigError, match=taken):
+            replace_class(Plain, taken)
     with pytest.raises(ConfigError, match="frozen"):
         mechanism("test-loose")(type("Loose", (Mechanism,), {}))
     with pytest.raises(ConfigError, match="subclass"):
-        mechanism("test-other")(dataclass(frozen=True)(type("Other", (), {})))  # type: ignore[type-var]
+        mechanism("test-other")(dataclass(frozen=True)(type("Other", (), {})))
     assert mechanism_from_dict({"kind": "gaussian", "noise_multiplier": 2}) == Gaussian(2.0)
     assert {"gaussian", "noisy-gradients", "test-plain"} <= set(MECHANISMS)
 
 
-def test_nobody_takes_a_name_of_ours_by_being_first(tmp_path: Path) -> None:
+def test_nobody_takes_a_name_of_ours_by_being_first(tmp_path):
     first = """
 from dataclasses import dataclass
 from fedveil.core.errors import ConfigError
@@ -288,7 +287,7 @@ except ConfigError:
     assert run(tmp_path, "-c", first).strip() == "fedveil.privacy.mechanisms"
 
 
-def test_a_class_that_was_defined_again_replaces_itself_and_the_old_one_is_refused() -> None:
+def test_a_class_that_was_defined_again_replaces_itself_and_the_old_one_is_refused():
     first = replace_class(Plain, "test-again")
     second = replace_class(Plain, "test-again")
     assert epsilon(second(1.0)) == epsilon(Gaussian(1.0))

@@ -16,7 +16,6 @@ from scipy.stats import norm
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy.accountants.composition import epsilon_at, self_composed
 from fedveil.privacy.accountants.exact import gaussian_epsilon
 from fedveil.privacy.accountants.fixed_size import (
     FixedSizeGaussianStep,
@@ -26,6 +25,7 @@ from fedveil.privacy.accountants.fixed_size import (
 )
 from fedveil.privacy.accountants.gaussian import GaussianStep
 from fedveil.privacy.accountants.laplace import LaplaceStep
+from fedveil.privacy.accountants.loss_grid import epsilon_at, self_composed
 from fedveil.privacy.accountants.pld import LEAST_DELTA_PER_ROUND, interval, pld_epsilon
 from fedveil.privacy.accountants.poisson_gaussian import PoissonGaussianStep
 from fedveil.privacy.accountants.rdp import composed_curve, rdp_epsilon
@@ -41,7 +41,7 @@ ADDED = PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
 REPLACED = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
 
 
-def test_replacing_doubles_the_sensitivity_in_one_library_accountant_only() -> None:
+def test_replacing_doubles_the_sensitivity_in_one_library_accountant_only():
     event = dp_event.GaussianDpEvent(1.0)
     numeric = PLDAccountant(REPLACE_ONE).compose(event).get_epsilon(1e-5)
     renyi = RdpAccountant(neighboring_relation=REPLACE_ONE).compose(event).get_epsilon(1e-5)
@@ -52,7 +52,7 @@ def test_replacing_doubles_the_sensitivity_in_one_library_accountant_only() -> N
     assert ours.alternatives["rdp"] > 9.9973
 
 
-def test_laplace_under_replace_is_halved_by_hand() -> None:
+def test_laplace_under_replace_is_halved_by_hand():
     event = dp_event.LaplaceDpEvent(1.0)
     with pytest.raises(UnsupportedEventError):
         PLDAccountant(REPLACE_ONE).compose(event)
@@ -64,9 +64,7 @@ def test_laplace_under_replace_is_halved_by_hand() -> None:
     assert ours.alternatives["rdp"] > 1.9
 
 
-def test_fractional_orders_that_fail_drop_out_silently(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fractional_orders_that_fail_drop_out_silently(capfd, caplog):
     step = PoissonGaussianStep(1.0, 0.3, 10)
     with caplog.at_level(logging.WARNING):
         curve = composed_curve([step], MIXED)
@@ -79,7 +77,7 @@ def test_fractional_orders_that_fail_drop_out_silently(
     assert not caplog.records
 
 
-def test_a_rounded_negative_divergence_is_not_taken_for_zero_epsilon() -> None:
+def test_a_rounded_negative_divergence_is_not_taken_for_zero_epsilon():
     assert rdp_privacy_accountant.compute_epsilon([2, 3], [-1e-18, 1.0], 1e-9)[0] == 0  # the trap
     event = dp_event.PoissonSampledDpEvent(1e-9, dp_event.GaussianDpEvent(1000.0))
     assert np.any(RdpAccountant(WHOLE).compose(event).rdp < 0)
@@ -87,10 +85,10 @@ def test_a_rounded_negative_divergence_is_not_taken_for_zero_epsilon() -> None:
     assert np.all(composed_curve([PoissonGaussianStep(1000.0, 1e-9, 1)], WHOLE) >= truth)
 
 
-def test_forward_differences_of_the_library_drown_in_rounding() -> None:
+def test_forward_differences_of_the_library_drown_in_rounding():
     """Noise 10: its 20th difference is 4 % too small, its 60th too large by e^27."""
 
-    def moments(x: float) -> float:
+    def moments(x):
         return x * (x + 1) / 200
 
     library, _ = rdp_privacy_accountant._get_forward_diffs(moments, 64)
@@ -104,36 +102,31 @@ def test_forward_differences_of_the_library_drown_in_rounding() -> None:
     assert loose[-1] > 2 * ours[-1]
 
 
-def test_noise_relative_to_the_clip_is_not_noise_relative_to_a_replacement() -> None:
+def test_noise_relative_to_the_clip_is_not_noise_relative_to_a_replacement():
     """Fixed size with std/C instead of std/(2C) would report 4.3 where 19.8 is attained."""
     release = Release(Gaussian(1.0), FixedSize(2000, 100), 200)
     found = account([release], privacy_model=REPLACED, delta=2000**-1.1).epsilon
     wrong = pld_epsilon([FixedSizeGaussianStep(1.0, 0.05, 200)], 2000**-1.1)
     attained = pld_epsilon([PoissonGaussianStep(0.5, 0.05, 200)], 2000**-1.1)
-    assert wrong is not None
-    assert attained is not None
     assert wrong < 0.25 * attained < attained <= found
 
 
-def test_the_poisson_curve_is_not_an_upper_bound_for_fixed_size() -> None:
+def test_the_poisson_curve_is_not_an_upper_bound_for_fixed_size():
     for noise, rate, rounds in ((0.5, 0.05, 200), (1.0, 0.2, 100)):
         poisson = pld_epsilon([PoissonGaussianStep(noise, rate, rounds)], 1e-4)
         fixed = pld_epsilon([FixedSizeGaussianStep(noise, rate, rounds)], 1e-4)
-        assert poisson is not None
-        assert fixed is not None
         assert poisson < 0.95 * fixed
 
 
-def test_the_maximum_of_both_directions_after_composition_is_too_small() -> None:
+def test_the_maximum_of_both_directions_after_composition_is_too_small():
     """Composing each direction and then taking the larger one is below the symmetrised bound."""
     width, rounds = 1e-3, 100
     symmetric = self_composed(symmetrised(0.5, 0.1, width)._pmf_remove, rounds, 1 << 22)
     later = pld_epsilon([PoissonGaussianStep(0.5, 0.1, rounds)], 1e-5)
-    assert later is not None
     assert epsilon_at(symmetric, 1e-5) > later * 1.05
 
 
-def test_infinite_loss_is_never_lost_in_composition() -> None:
+def test_infinite_loss_is_never_lost_in_composition():
     one = DensePLDPmf(0.1, 0, np.array([0.5, 0.49]), 0.01, True)
     three = self_composed(one, 3, 1000)
     assert three._infinity_mass == pytest.approx(1 - 0.99**3, rel=1e-9)
@@ -143,18 +136,17 @@ def test_infinite_loss_is_never_lost_in_composition() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 1000, 90_000])
-def test_round_off_of_the_transform_is_guarded(rounds: int) -> None:
+def test_round_off_of_the_transform_is_guarded(rounds):
     """Below 1e-13 per round no distribution is asked; just above, the answer is still above."""
     edge = LEAST_DELTA_PER_ROUND * rounds
     noise = 4 * math.sqrt(rounds)
     step = FixedSizeGaussianStep(noise, 1.0, rounds)  # rate 1: a plain Gaussian, known exactly
     assert pld_epsilon([step], 0.99 * edge) is None
     found = pld_epsilon([step], 1.01 * edge)
-    assert found is not None
     assert found >= gaussian_epsilon(4.0, 1.01 * edge)
 
 
-def test_a_tiny_delta_falls_back_to_accountants_without_a_transform() -> None:
+def test_a_tiny_delta_falls_back_to_accountants_without_a_transform():
     release = Release(Gaussian(1.1), Poisson(0.01), 90_000)
     found = account([release], privacy_model=ADDED, delta=1e-12)
     assert "pld" not in found.alternatives
@@ -162,7 +154,7 @@ def test_a_tiny_delta_falls_back_to_accountants_without_a_transform() -> None:
     assert math.isfinite(found.epsilon)
 
 
-def test_little_noise_gives_infinity_or_a_bound_but_never_a_clamp() -> None:
+def test_little_noise_gives_infinity_or_a_bound_but_never_a_clamp():
     for noise in (0.15, 0.05, 0.02, 1e-3, 1e-6):
         privacy_model = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
         release = Release(Gaussian(2 * noise), FixedSize(2000, 100), 20)
@@ -171,7 +163,7 @@ def test_little_noise_gives_infinity_or_a_bound_but_never_a_clamp() -> None:
         assert found > least
 
 
-def test_a_coarse_grid_is_loose_for_small_rates() -> None:
+def test_a_coarse_grid_is_loose_for_small_rates():
     """Rate 1e-4: 0.0243 on a grid of 1e-3, 0.0142 at 1e-4, 0.0139 at 1e-5."""
     for width, epsilon in ((1e-3, 0.0243), (1e-4, 0.0142)):
         one = symmetrised(1.0, 1e-4, width)._pmf_remove
@@ -184,7 +176,7 @@ def test_a_coarse_grid_is_loose_for_small_rates() -> None:
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, 1e200, 1e-200])
-def test_noise_must_be_a_positive_finite_number(bad: float) -> None:
+def test_noise_must_be_a_positive_finite_number(bad):
     with pytest.raises(ConfigError, match="noise_multiplier"):
         Gaussian(bad)
     with pytest.raises(ConfigError, match="scale_multiplier"):
@@ -192,13 +184,13 @@ def test_noise_must_be_a_positive_finite_number(bad: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.1, 1.0001, math.nan, math.inf])
-def test_rates_are_above_zero_and_at_most_one(bad: float) -> None:
+def test_rates_are_above_zero_and_at_most_one(bad):
     with pytest.raises(ConfigError, match="rate"):
         Poisson(bad)
 
 
-def test_colluders_shrink_the_crowd_for_fixed_size_but_not_for_poisson() -> None:
-    def epsilon(sampling: Poisson | FixedSize, adjacency: Adjacency, colluders: int) -> float:
+def test_colluders_shrink_the_crowd_for_fixed_size_but_not_for_poisson():
+    def epsilon(sampling, adjacency, colluders):
         privacy_model = PrivacyModel(Unit.CLIENT, adjacency, Trust.CENTRAL, colluders=colluders)
         release = Release(Gaussian(2.0), sampling, 100)
         return account([release], privacy_model=privacy_model, delta=1e-5).epsilon
@@ -211,7 +203,7 @@ def test_colluders_shrink_the_crowd_for_fixed_size_but_not_for_poisson() -> None
     assert epsilon(poisson, Adjacency.ADD_REMOVE, 1000) == epsilon(poisson, Adjacency.ADD_REMOVE, 0)
 
 
-def test_all_releases_of_a_run_share_one_delta() -> None:
+def test_all_releases_of_a_run_share_one_delta():
     """The model and a metric at 1e-5 together cost more than the model at 1e-5 alone."""
     model = Release(Gaussian(1.0), Poisson(0.01), 100)
     metric = Release(Gaussian(10.0), Everyone(), 100)
@@ -221,7 +213,7 @@ def test_all_releases_of_a_run_share_one_delta() -> None:
     assert set(both.alternatives) >= {"pld", "rdp"}
 
 
-def test_one_poisson_round_inverts_its_closed_form() -> None:
+def test_one_poisson_round_inverts_its_closed_form():
     """delta at epsilon 2 by the hockey-stick formula, and back."""
     rate, noise, epsilon = 0.1, 0.7, 2.0
     growth = (math.exp(epsilon) - 1 + rate) / rate
@@ -232,7 +224,7 @@ def test_one_poisson_round_inverts_its_closed_form() -> None:
     assert pld_epsilon([PoissonGaussianStep(noise, rate, 1)], delta) == pytest.approx(2.0, rel=2e-3)
 
 
-def test_laplace_on_a_poisson_sample_uses_its_own_curve() -> None:
+def test_laplace_on_a_poisson_sample_uses_its_own_curve():
     step = LaplaceStep(2.0, 0.1, 50)
     accountant = PLDAccountant().compose(
         dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(2.0)), 50
@@ -241,7 +233,7 @@ def test_laplace_on_a_poisson_sample_uses_its_own_curve() -> None:
     assert rdp_epsilon([step], 1e-5) is None
 
 
-def test_extreme_noise_of_unsampled_gaussians_is_decided() -> None:
+def test_extreme_noise_of_unsampled_gaussians_is_decided():
     assert gaussian_epsilon(1e15, 1e-9) == 0.0
     assert gaussian_epsilon(1e15, 1e-10) < 1e-9
     assert gaussian_epsilon(1e-30, 1e-5) > 1e59

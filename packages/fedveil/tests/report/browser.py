@@ -87,6 +87,15 @@ class Page:
         url = place if isinstance(place, str) else place.resolve().as_uri()
         if problem := self.call("Page.navigate", url=url).get("errorText"):
             raise RuntimeError(f"{url}: {problem}")
+        self._await_page()
+
+    def send(self, button: str) -> None:
+        """Press a button that sends a form, and wait for the page that comes of it."""
+        self._events.clear()
+        self.run(f"document.querySelector({json.dumps(button)}).click()")
+        self._await_page()
+
+    def _await_page(self) -> None:
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._receive()
 

@@ -138,7 +138,7 @@ def test_progress_in_files_terminals_and_notebooks(monkeypatch: pytest.MonkeyPat
     def shown(stream: io.StringIO) -> str:
         monkeypatch.setattr(sys, "stderr", stream)
         progress = fv.Progress()
-        progress.on_begin({"rounds": 9})
+        progress.on_begin({"rounds": 9, "protected": True})
         progress.on_round(report(1, 0.25))
         progress.on_round(report(2, None))
         progress.on_end()
@@ -237,11 +237,6 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 def test_figures_that_are_no_numbers_are_left_out() -> None:
     assert "loss" not in module.figures_of(report(1, float("nan")))
-
-
-def test_without_test_examples_epsilon_alone_is_told() -> None:
-    line = module.figures_text(report(1, float("nan")))
-    assert line == "epsilon so far 1"
 
 
 def test_callbacks_learn_of_the_end_of_a_run_that_another_refuses_to_begin() -> None:

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from typing import NamedTuple, NoReturn
 
 from fedveil.cli import console
+from fedveil.core import progress
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.training.engines.memory import keep_freed_memory
 
@@ -25,7 +26,6 @@ COMMANDS = {
     "compare": "recipes side by side at equal epsilon, over several seeds",
     "methods": "which methods there are, whose data they protect, and from whom",
     "data": "which data sets there are; a schema file for a table",
-    "completion": "a script by which a shell completes commands and options",
 }
 
 
@@ -120,7 +120,8 @@ def _dispatch(arguments: list[str]) -> int:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(commands())}"
         raise ConfigError(f"unknown command {name!r}: {hint}")
     args = parser_of(name).parse_args(arguments[1:])
-    code: int = import_module(commands()[name].module).execute(args)
+    with progress.hidden(getattr(args, "quiet", False)):
+        code: int = import_module(commands()[name].module).execute(args)
     return code
 
 

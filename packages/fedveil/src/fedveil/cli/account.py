@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fedveil.cli import console
-from fedveil.cli.mechanism_args import add_arguments, described, person_document, show
+from fedveil.cli.mechanism_args import add_arguments, described, document_of, show
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import extension
 
@@ -49,13 +49,12 @@ def execute(args: argparse.Namespace) -> int:
             "--rounds: give the number of rounds, or name a recipe or a run directory"
         )
     else:
-        asked = described(args, args.rounds)
-        guarantee, person = asked.guarantee(), asked.person()
+        guarantee, person = described(args, args.rounds).guarantees()
 
     def shown() -> None:
         show(guarantee, "What is guaranteed", person)
         if str(progress or ""):
             console.stdout().print(str(progress))
 
-    more = person_document(person) if progress is None else progress.to_dict()
-    return console.answer(args, guarantee.to_dict() | more, shown)
+    begun = {} if progress is None else progress.to_dict()
+    return console.answer(args, document_of(guarantee, person) | begun, shown)

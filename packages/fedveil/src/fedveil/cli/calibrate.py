@@ -5,26 +5,24 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedveil.cli import console
 from fedveil.cli.mechanism_args import (
     LEVELS,
+    Described,
     add_arguments,
     described,
+    document_of,
     mechanism_kind,
     mechanism_of,
-    person_document,
     show,
 )
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.rounding import at_least, at_most
 
-if TYPE_CHECKING:
-    from fedveil.privacy.guarantee import Guarantee
-
-    # What was found, what it guarantees, and what it guarantees a person with several records.
-    Answer = tuple[dict[str, Any], Guarantee, Guarantee | None]
+# What was found, and what is guaranteed with it.
+Answer = tuple[dict[str, Any], Described]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,20 +40,25 @@ def execute(args: argparse.Namespace) -> int:
         from fedveil.cli.load_guarantee import guarantee_of
 
         planned, _ = guarantee_of(args.source, args.epsilon)
-        return console.answer(args, planned.to_dict(), lambda: show(planned, f"For {args.source}"))
+        title = f"For {args.source}"
+        return console.answer(args, document_of(planned), lambda: show(planned, title))
     if args.epsilon is None:
         raise ConfigError("--epsilon: give the budget, or name a recipe")
     find = {"noise": _noise, "rounds": _rounds, "rate": _rate}[args.find]
-    found, guarantee, person = find(args)
-    document = {"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()}
-    document |= person_document(person)
+    found, asked = find(args)
+    guarantee, person = asked.guarantees()
+    document = {
+        "target_epsilon": args.epsilon,
+        "found": found,
+        **document_of(guarantee, person),
+    }
     answer = ", ".join(f"{name.replace('_', ' ')} {_shown(name, x)}" for name, x in found.items())
     title = f"For epsilon {args.epsilon:g}: {answer}"
     return console.answer(args, document, lambda: show(guarantee, title, person))
 
 
 def _shown(name: str, value: float) -> str:
-    """To be copied from the screen: no less noise than was found, no more of anything else."""
+    """Round for the screen: no less noise than was found, and no more of anything else."""
     if isinstance(value, int):
         return str(value)
     return (at_least if name == "rate" else at_most)(value, 6)
@@ -76,18 +79,14 @@ def _noise(args: argparse.Namespace) -> Answer:
     asked = described(args, rounds, level=1.0)  # it stands in for what is to be found
     mechanism = calibrate_mechanism(
         lambda noise: mechanism_of(args, noise),
-        epsilon=args.epsilon,
-        delta=asked.delta,
         sampling=asked.release.sampling,
         rounds=rounds,
-        privacy_model=asked.privacy_model,
-        uses=asked.release.uses,
         participations=args.participations,
-        tuning=asked.tuning,
+        **_budget(args, asked),
     )
-    release = replace(asked.release, mechanism=mechanism)
     inner = mechanism.mechanisms[0] if isinstance(mechanism, PoissonSampled) else mechanism
-    return {level: getattr(inner, level)}, asked.guarantee(release), asked.person(release)
+    release = replace(asked.release, mechanism=mechanism)
+    return {level: getattr(inner, level)}, replace(asked, release=release)
 
 
 def _rounds(args: argparse.Namespace) -> Answer:
@@ -98,18 +97,12 @@ def _rounds(args: argparse.Namespace) -> Answer:
     asked = described(args, 1)
     sampling = asked.release.sampling
     rounds = calibrate_rounds(
-        epsilon=args.epsilon,
-        delta=asked.delta,
-        sampling=sampling,
-        mechanism=asked.release.mechanism,
-        privacy_model=asked.privacy_model,
-        uses=asked.release.uses,
-        tuning=asked.tuning,
+        sampling=sampling, mechanism=asked.release.mechanism, **_budget(args, asked)
     )
     if isinstance(sampling, Balanced):
         sampling = replace(sampling, rounds=rounds)
     release = replace(asked.release, sampling=sampling, rounds=rounds)
-    return {"rounds": rounds}, asked.guarantee(release), asked.person(release)
+    return {"rounds": rounds}, replace(asked, release=release)
 
 
 def _rate(args: argparse.Namespace) -> Answer:
@@ -125,22 +118,28 @@ def _rate(args: argparse.Namespace) -> Answer:
         args.rate = 0.5 if args.sampling != "everyone" else None
     asked = described(args, rounds)
     sampling = calibrate_rate(
-        epsilon=args.epsilon,
-        delta=asked.delta,
         sampling=asked.release.sampling,
         rounds=rounds,
         mechanism=asked.release.mechanism,
-        privacy_model=asked.privacy_model,
-        uses=asked.release.uses,
-        tuning=asked.tuning,
+        **_budget(args, asked),
     )
-    found: dict[str, Any] = {}
+    found: dict[str, Any]
     if isinstance(sampling, (Poisson, CappedPoisson)):
-        found["rate"] = sampling.rate
+        found = {"rate": sampling.rate}
     else:
-        found["cohort"] = int(sampling.expected_cohort)
-    release = replace(asked.release, sampling=sampling)
-    return found, asked.guarantee(release), asked.person(release)
+        found = {"cohort": int(sampling.expected_cohort)}
+    return found, replace(asked, release=replace(asked.release, sampling=sampling))
+
+
+def _budget(args: argparse.Namespace, asked: Described) -> dict[str, Any]:
+    """Return what every calibration is told: the budget, and for whom it is."""
+    return {
+        "epsilon": args.epsilon,
+        "delta": asked.delta,
+        "privacy_model": asked.privacy_model,
+        "uses": asked.release.uses,
+        "tuning": asked.tuning,
+    }
 
 
 def _given_rounds(args: argparse.Namespace) -> int:

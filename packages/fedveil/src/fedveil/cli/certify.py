@@ -17,8 +17,9 @@ _REMEDIES = {
         *("mean and deviation of the label", "of the schema are guesses"),
     ),
 }
-_TABLE = ("client_column", "label", "label_separator")  # options that describe a table
-_REPEATED = ("data", *_TABLE, "class_weights", "unit", "classes", "epsilon", "delta")
+# Options that describe a table.
+_TABLE = ("client_column", "person_column", "label", "label_separator")
+_REPEATED = ("data", *_TABLE, "test", "class_weights", "unit", "classes", "epsilon", "delta")
 
 
 def certifying_command(

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedveil.cli import console
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.report.comparison import ComparedCell, ComparedRun
+    from fedveil.report.comparison import ComparedRun, Comparison
     from fedveil.report.store import Store
 
 
@@ -24,7 +24,7 @@ _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change it in every recipe"),
     "--output DIR": (
         Path,
-        "where runs, page and picture are kept (comparison); finished runs are used again",
+        "where runs and page are kept (comparison); finished runs are used again",
         Path("comparison"),
     ),
     "--quiet": (bool, "no progress, only the result"),
@@ -52,28 +52,22 @@ def execute(args: argparse.Namespace) -> int:
     todo = comparison.tasks(entered, epsilons, delta, args.seeds)
     store = Store(args.output / "runs")
     try:
-        _run(comparison.missing(todo, store), store, quiet=args.quiet)
+        _run(todo, store, quiet=args.quiet)
     except KeyboardInterrupt:
         console.complain("interrupted; the same command goes on with what is missing")
         return 130
-    table = comparison.cells(todo, store)
-    figure, label = _figure(table)
-    picture = args.output / "comparison.png"
+    made = comparison.comparison_of(todo, store)
     page = args.output / "comparison.html"
-    picture.write_bytes(comparison.draw(table, figure, label))
-    shown = console.plain(comparison.page_document(table, figure, label))
+    shown = console.plain(comparison.page_document(made))
     write_atomically(page, comparison_page(shown).encode(), durable=False)
     document = {
-        "data": comparison.data_of(table),
-        "figure": figure,
+        **vars(made),
         "delta": delta,
         "seeds": args.seeds,
-        "rows": comparison.to_document(table, figure),
-        "promises_differ": list(comparison.differences(table)),
-        "picture": str(picture),
+        "promises_differ": made.promises_differ,
         "page": str(page),
     }
-    return console.answer(args, document, lambda: _show(table, figure, label, [page, picture]))
+    return console.answer(args, document, lambda: _show(made, page))
 
 
 def _epsilons(text: str | None) -> tuple[float, ...]:
@@ -89,63 +83,41 @@ def _epsilons(text: str | None) -> tuple[float, ...]:
 
 
 def _run(todo: Sequence[ComparedRun], store: Store, *, quiet: bool) -> None:
+    """Run what is not in the store, each once."""
     from fedveil.report.comparison import run_task
 
+    missing = {task.key: task for task in todo if store.find(task.key) is None}
     began = time.perf_counter()
-    for number, task in enumerate(todo):
-        store.keep(task.key, run_task(task))
+    for done, (key, task) in enumerate(missing.items(), 1):
+        store.keep(key, run_task(task))
         if not quiet:
-            done = number + 1
-            left = (time.perf_counter() - began) / done * (len(todo) - done)
+            left = (time.perf_counter() - began) / done * (len(missing) - done)
             budget = "" if task.epsilon is None else f", epsilon {task.epsilon:g}"
             print(
-                f"run {done}/{len(todo)}  {task.contender.name}{budget}, seed {task.seed}  "
+                f"run {done}/{len(missing)}  {task.name}{budget}, seed {task.recipe.seed}  "
                 f"{left:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )
 
 
-def _figure(table: Sequence[ComparedCell]) -> tuple[str, str]:
-    """What all runs are measured by: accuracy, or the error of regressions."""
-    known = [{name for name in ("accuracy", "rmse") if one.get(name) is not None}
-             for cell in table for one in cell.outcomes]  # fmt: skip
-    shared = set.intersection(*known) if known else set()
-    if "accuracy" in shared:
-        return "accuracy", "accuracy"
-    if "rmse" in shared:
-        return "rmse", "root mean squared error"
-    return "loss", "loss"
+def _show(made: Comparison, page: Path) -> None:
+    from fedveil.report.comparison import LABELS
 
-
-def _show(table: Sequence[ComparedCell], figure: str, label: str, files: Sequence[Path]) -> None:
-    from fedveil.report.comparison import data_of, differences
-
-    scale = 100.0 if figure == "accuracy" else 1.0
-    names = list(dict.fromkeys(cell.contender.name for cell in table))
-    budgets = sorted({cell.epsilon for cell in table}, key=lambda e: (e is None, e or 0.0))
-    found: dict[tuple[str, float | None], Any] = {
-        (cell.contender.name, cell.epsilon): cell.spread(figure) for cell in table
-    }
-    rows = []
-    for name in names:
-        row = [name]
-        for budget in budgets:
-            spread = found.get((name, budget))
-            if spread is None:
-                row.append("")
-            elif not spread.runs:
-                row.append("diverged")
-            else:
-                row.append(f"{scale * spread.mean:.4g} ± {scale * spread.deviation:.2g}")
-        rows.append(row)
-    unit = f"{label}, %" if figure == "accuracy" else label
-    columns = ["no budget set" if budget is None else f"epsilon {budget:g}" for budget in budgets]
-    console.table(f"{unit}, on {data_of(table)}", ["recipe", *columns], rows)
-    lines = list(differences(table))
-    if lines:
-        console.stdout().print("Equal numbers, different promises:")
-        for line in lines:
-            console.stdout().print(f"  {line}")
+    percent = made.figure == "accuracy"
+    scale = 100.0 if percent else 1.0
+    budgets = {row["epsilon"] for row in made.rows}
+    columns = sorted(budgets, key=lambda epsilon: (epsilon is None, epsilon or 0.0))
+    cells: dict[str, dict[float | None, str]] = {}
+    for row in made.rows:
+        shown = f"{scale * row['mean']:.4g} ± {scale * row['deviation']:.2g}"
+        cells.setdefault(row["recipe"], {})[row["epsilon"]] = shown if row["runs"] else "diverged"
+    console.table(
+        f"{LABELS[made.figure]}{', %' if percent else ''}, on {made.data}",
+        ["recipe", *("no budget set" if one is None else f"epsilon {one:g}" for one in columns)],
+        [[name, *(of.get(budget, "") for budget in columns)] for name, of in cells.items()],
+    )
+    if made.promises_differ:
+        console.say("\n  ".join(["Equal numbers, different promises:", *made.promises_differ]))
     console.say("Simulations with known seeds: none of these runs is certified.")
-    console.say(", ".join(map(str, files)), heading="Written:")
+    console.say(str(page), heading="Written:")

@@ -70,12 +70,12 @@ def add_actions(
 
 
 def flag(name: str) -> str:
-    """The option that sets `name`."""
+    """Return the option that sets `name`."""
     return "--" + name.replace("_", "-")
 
 
 def answer(args: argparse.Namespace, document: Mapping[str, Any], show: Callable[[], None]) -> int:
-    """The answer of a command: one JSON document with --json, else what `show` prints."""
+    """End a command: print one JSON document with --json, else call `show`."""
     if args.json:
         emit(document)
     else:
@@ -84,7 +84,7 @@ def answer(args: argparse.Namespace, document: Mapping[str, Any], show: Callable
 
 
 def prepare_training() -> None:
-    """Settings of the process before it trains."""
+    """Prepare the process for training."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt  # to be told to stop is to be interrupted: what is done is kept
@@ -102,7 +102,7 @@ def emit(document: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can have it: infinity and what is no number become null."""
+    """Return a value as JSON can hold it: infinities and NaN become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -118,7 +118,7 @@ def complain(message: str) -> None:
 
 
 def counting(quiet: bool) -> Callable[[str, int, int], None]:
-    """Shows how far something has come: on stderr, a line every two seconds at most."""
+    """Return a function that shows progress on stderr, a line every two seconds at most."""
     shown = [time.monotonic()]
 
     def show(what: str, done: int, of: int) -> None:
@@ -143,12 +143,23 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def say(text: str, *, heading: str = "", colour: str = "bold", to: Console | None = None) -> None:
-    """Print plain text, with whatever brackets the names in it have, behind a short heading."""
+def say(
+    text: str,
+    *,
+    heading: str = "",
+    colour: str = "bold",
+    to: Console | None = None,
+    command: bool = False,
+) -> None:
+    """Print plain text, with whatever brackets the names in it have, behind a short heading.
+
+    A command is not broken into lines, so that it can be copied.
+    """
     from rich.text import Text
 
-    head = Text(f"{heading} ", style=colour) if heading else Text()
-    (to or stdout()).print(head + Text(text))
+    after = "\n" if command else " "
+    head = Text(f"{heading}{after}", style=colour) if heading else Text()
+    (to or stdout()).print(head + Text(text), soft_wrap=command)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,11 +1,13 @@
-"""`fedveil data`: which data sets there are, and a schema file for a table of one's own."""
+"""`fedveil data`: which data sets there are; statistics and a schema of a table of one's own."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,30 +19,37 @@ from fedveil.data.sources.files import available, data_directory
 from fedveil.data.sources.source import Source
 from fedveil.data.sources.synthetic import NAMES, WHAT, Synthetic
 
+if TYPE_CHECKING:
+    from fedveil.data.statistics import Summary
+
 _OPTIONS: console.Options = {
     "--data-dir": (Path, "local copies, instead of FEDVEIL_DATA"),
-    "--label": (str, "schema: the column to predict"),
+    "--label": (str, "schema, statistics: the column to predict"),
     "--label-separator": (str, "schema: between the classes of a cell that names any number"),
-    "--client-column": (str, "schema: the column that says whose row it is"),
-    "--output": (Path, "schema: a new file to write it to"),
+    "--client-column": (str, "schema, statistics: the column that says whose row it is"),
+    "--person-column": (str, "schema: the column that says which person a row is of"),
+    "--output": (Path, "schema: a new file to write it to; statistics: a new folder"),
+    "--epsilon": (float, "statistics: the privacy budget"),
+    "--delta": (float, "statistics: its small probability (min(1e-5, units^-1.1))"),
+    "--unit": (("record", "client"), "statistics: protect single rows, or whole clients"),
 }
 _SAID = ("name", "what", "clients", "examples", "task", "classes", "licence")
 _DETAILS = ("home", "holdout", "test_fraction", "validation_fraction")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "show", "schema"), help="what to do")
-    parser.add_argument("name", nargs="?", help="show: a data set; schema: a CSV or Parquet file")
+    parser.add_argument("action", choices=tuple(_ACTIONS), help="what to do")
+    parser.add_argument(
+        "name", nargs="?", help="show: a data set; schema, statistics: a CSV or Parquet file"
+    )
     console.add_options(parser, _OPTIONS)
 
 
 def execute(args: argparse.Namespace) -> int:
-    if args.action == "list":
-        return _list(args)
-    if args.name is None:
+    if args.action != "list" and args.name is None:
         wanted = "a data set (see fedveil data list)" if args.action == "show" else "a file"
         raise ConfigError(f"fedveil data {args.action}: name {wanted}")
-    return _show(args) if args.action == "show" else _schema(args)
+    return _ACTIONS[args.action](args)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -84,6 +93,7 @@ def _schema(args: argparse.Namespace) -> int:
         label=args.label,
         label_separator=args.label_separator,
         client_column=args.client_column,
+        person_column=args.person_column,
     )
     if output is not None:
         try:
@@ -102,6 +112,124 @@ def _schema(args: argparse.Namespace) -> int:
             )
 
     return console.answer(args, {"schema": text, "file": output and str(output)}, show)
+
+
+def _statistics(args: argparse.Namespace) -> int:
+    from fedveil.core.files import write_atomically
+    from fedveil.core.units import Unit
+    from fedveil.data.folder import FILE, is_many, title
+    from fedveil.data.schema import BOUGHT, entry_of
+    from fedveil.report.compared import comparison_page, document_of
+    from fedveil.run.purchase import buy_statistics
+
+    if args.epsilon is None:
+        raise ConfigError("--epsilon: say how much of the privacy budget to spend, as 1")
+    if args.person_column is not None:
+        raise ConfigError(
+            "--person-column: statistics protect single rows or whole clients, not persons. Give "
+            f"--client-column {args.person_column} --unit client to protect all rows of a person."
+        )
+    if args.label_separator is not None:
+        raise ConfigError("--label-separator: statistics take cells as they are. Leave it out.")
+    path = Path(args.name)
+    folder: Path = args.output or Path(f"{title(path)}.statistics")
+    client = args.client_column or (FILE if is_many(path) else None)
+    found, guarantee = buy_statistics(
+        path,
+        folder,
+        epsilon=args.epsilon,
+        delta=args.delta,
+        unit=None if args.unit is None else Unit(args.unit),
+        client_column=client,
+        label=args.label,
+    )
+    columns = {name: entry_of(column) for name, column in found.columns.items()}
+    schema = {"columns": columns, BOUGHT: found.bought.to_dict()}
+    described = {name: _described(one) for name, one in found.summaries.items()}
+    document = {
+        "columns": described,
+        "noise": found.std,
+        "guarantee": guarantee.to_dict(),
+        "folder": str(folder),
+    }
+    noise = f"Counts are of {guarantee.unit}s, with noise of standard deviation {found.std:.3g}."
+    said = {"Guarantee": [guarantee.summary], "Counts": [noise]}
+    rows = [_row(name, one) for name, one in described.items()]
+    charts = [
+        {
+            "title": name,
+            "x": name,
+            "y": f"{guarantee.unit}s",
+            "series": [{"name": name, "points": one["histogram"]}],
+        }
+        for name, one in described.items()
+        if one["histogram"]
+    ]
+    page = comparison_page(document_of(f"Statistics of {path.name}", said, charts, _FIGURES, rows))
+    files = {"schema.json": schema, "statistics.json": document}
+    for name, contents in files.items():
+        text = json.dumps(console.plain(contents), indent=2) + "\n"
+        write_atomically(folder / name, text.encode())
+    write_atomically(folder / "report.html", page.encode())
+
+    def show() -> None:
+        pictures = [_bars(one["histogram"]) for one in described.values()]
+        table = [[*row[:_FIRST], bars] for row, bars in zip(rows, pictures, strict=True)]
+        console.table(f"Statistics of {path.name}", (*_FIGURES[:_FIRST], "1 % to 99 %"), table)
+        console.say(noise)
+        console.say(guarantee.summary, heading="Guarantee:")
+        console.say(
+            f"In {folder}: report.html; schema.json, for fedveil run --schema, which counts what "
+            "it has cost; and the ledger."
+        )
+
+    return console.answer(args, document, show)
+
+
+def _described(one: Summary) -> dict[str, Any]:
+    """What noisy votes say of a column, as plain values."""
+    document: dict[str, Any] = {"kind": None, "missing": None, "quantiles": {}, "histogram": []}
+    if one.units > 0:
+        document["missing"] = min(1.0, max(0.0, one.missing / one.units))
+    if one.column is not None:
+        document |= {"kind": str(one.column.kind), "mean": one.column.mean, "std": one.column.std}
+    if one.histogram is not None:
+        shares = (0.05, 0.25, 0.5, 0.75, 0.95)
+        document["quantiles"] = {f"{share:g}": one.histogram.quantile(share) for share in shares}
+        low, high = one.histogram.quantile(0.01), one.histogram.quantile(0.99)
+        edges = np.linspace(low, high, _BARS + 1)
+        reached = np.concatenate([[0.0], np.cumsum(one.histogram.masses)])
+        counts = np.diff(np.interp(edges, one.histogram.edges, reached))
+        middles = (edges[1:] + edges[:-1]) / 2
+        document["histogram"] = np.stack([middles, counts], axis=1).tolist()
+    return document
+
+
+_BARS = 12
+_FIRST = 6  # figures that fit on a terminal
+_FIGURES = ("column", "kind", "missing", "5 %", "median", "95 %", "mean", "deviation")
+
+
+def _row(name: str, one: dict[str, Any]) -> list[str]:
+    def shown(value: float | None) -> str:
+        if value is None:
+            return ""
+        if one["kind"] == "date":
+            return str(np.datetime64("1970-01-01") + round(value))
+        return f"{value:.4g}"
+
+    missing = "" if one["missing"] is None else f"{one['missing']:.1%}"
+    middle = [shown(one["quantiles"].get(share)) for share in ("0.05", "0.5", "0.95")]
+    deviation = "" if one.get("std") is None else f"{one['std']:.4g}"
+    return [name, one["kind"] or "noise", missing, *middle, shown(one.get("mean")), deviation]
+
+
+def _bars(histogram: list[list[float]]) -> str:
+    """A histogram in one line of text."""
+    most = max((count for _, count in histogram), default=0.0)
+    steps = "▁▂▃▄▅▆▇█"
+    heights = [int(count / most * (len(steps) - 1)) if most > 0 else 0 for _, count in histogram]
+    return "".join(steps[height] for height in heights)
 
 
 def _summary(source: Source, data_dir: Path | None) -> dict[str, Any]:
@@ -195,3 +323,11 @@ def _print(document: dict[str, Any]) -> None:
     for label, text in lines:
         if text:
             screen.print(f"  {label:<10} {text}", markup=False, soft_wrap=True)
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "list": _list,
+    "show": _show,
+    "schema": _schema,
+    "statistics": _statistics,
+}

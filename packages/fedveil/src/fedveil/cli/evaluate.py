@@ -56,11 +56,12 @@ def execute(args: argparse.Namespace) -> int:
 
 def _trained_on(run: Path, file: Path) -> list[str]:
     """A sentence if this is the very file of the training."""
+    from fedveil.data.folder import shared_file
     from fedveil.run.directory import stored_recipe
 
     if not run.is_dir():
         return []
     source = stored_recipe(run).get("data", {}).get("file")
-    if source is None or not Path(source).exists() or not Path(source).samefile(file):
+    if source is None or shared_file(file, Path(source)) is None:
         return []
     return ["The model was trained on rows of this file; new rows would show what it is worth."]

@@ -43,7 +43,7 @@ class RunProgress:
 
 
 def recipe_of(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """A recipe from a file or by its name, or that of a run directory."""
+    """Return the recipe in a file, of a name, or of a run directory."""
     from fedveil.run.directory import stored_recipe
 
     table = stored_recipe(path) if path.is_dir() else recipes.read(path)
@@ -51,7 +51,12 @@ def recipe_of(path: Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, RunProgress | None]:
-    """What a run directory is worth, or a recipe would be (within `epsilon`, if given)."""
+    """Return the guarantee of a run directory with its progress, or that of a recipe.
+
+    Args:
+        path: A run directory or a recipe.
+        epsilon: The budget of a recipe, if not its own.
+    """
     path = recipes.found(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or recipe")
@@ -59,7 +64,7 @@ def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, R
 
 
 def _of_run(path: Path) -> tuple[Guarantee, RunProgress]:
-    """Recomputed from the ledger alone, with which everything else in the directory must agree."""
+    """Recompute the guarantee from the ledger, with which everything else in the run must agree."""
     from fedveil.run.evidence import LEDGER, PROMISE, RECIPE, examined
 
     known = [name for name in (LEDGER, PROMISE, RECIPE) if (path / name).exists()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ _SHOWN = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that `account` and `calibrate` share."""
+    """Add the options that `account` and `calibrate` share."""
     for title, options in _OPTIONS.items():
         console.add_options(parser, options, title)
 
@@ -105,28 +106,24 @@ class Described:
     privacy_model: PrivacyModel
     delta: float
     tuning: Tuning | None
+    records_per_person: int | None
 
-    records_per_person: int | None = None
+    def guarantees(self) -> tuple[Guarantee, Guarantee | None]:
+        """Return the guarantee, and that of a person with several records if it was asked for."""
+        from fedveil.privacy.accounting import account, person_guarantee
 
-    def guarantee(self, release: Release | None = None) -> Guarantee:
-        """What is guaranteed, if `release` is made instead."""
-        from fedveil.privacy.accounting import account
-
-        releases = [release or self.release]
-        return account(
-            releases, privacy_model=self.privacy_model, delta=self.delta, tuning=self.tuning
+        found = account(
+            [self.release],
+            privacy_model=self.privacy_model,
+            delta=self.delta,
+            tuning=self.tuning,
         )
-
-    def person(self, release: Release | None = None) -> Guarantee | None:
-        """Return the guarantee of a person with several records, each with its own contribution."""
-        from fedveil.privacy.accounting import person_guarantee
-
         records = self.records_per_person
-        return None if records is None else person_guarantee(self.guarantee(release), records)
+        return found, None if records is None else person_guarantee(found, records)
 
 
 def described(args: argparse.Namespace, rounds: int, level: float | None = None) -> Described:
-    """What the options describe; `level` stands in for a noise that is looked for."""
+    """Return what the options describe; `level` stands in for a noise that is looked for."""
     from fedveil.privacy.contract import mechanism_class
     from fedveil.privacy.releases import PrivacyModel, Release
     from fedveil.privacy.translation import usual_adjacency
@@ -172,8 +169,8 @@ def _unit(args: argparse.Namespace) -> Unit:
 
 
 def sampling_of(args: argparse.Namespace, rounds: int) -> Sampling:
-    """The sampler of the options; without --sampling, what the other options suggest."""
-    from fedveil.privacy import sampling as s
+    """Return the sampler of the options; without --sampling, what the other options suggest."""
+    from fedveil.privacy.sampling import SAMPLERS
 
     kind = args.sampling
     if kind is None:
@@ -182,24 +179,21 @@ def sampling_of(args: argparse.Namespace, rounds: int) -> Sampling:
             kind = "fixed"
         if args.rate is not None:
             kind = "poisson" if args.cap is None else "capped-poisson"
-    if kind == "everyone":
-        _unused(args, kind, "rate", "cohort", "cap")
-        return s.Everyone(args.clients)
-    if kind == "poisson":
-        _unused(args, kind, "cap")
-        return s.Poisson(_rate(args, kind), args.clients)
-    if kind == "capped-poisson":
-        clients, cap = _needed(args, kind, "clients"), _needed(args, kind, "cap")
-        return s.CappedPoisson(clients, _rate(args, kind), cap)
-    _unused(args, kind, "rate", "cap")
-    size = _needed(args, kind, "clients"), _needed(args, kind, "cohort")
+    given = _given(args, ("clients", "cohort", "rate", "cap"))
+    if kind in ("poisson", "capped-poisson") and {"cohort", "clients"} <= set(given):
+        if "rate" in given:
+            raise ConfigError("--rate and --cohort: for Poisson sampling give only one of them")
+        if not 0 < args.cohort <= args.clients:
+            raise ConfigError(f"--cohort: must be between 1 and {args.clients}, got {args.cohort}")
+        given["rate"] = given.pop("cohort") / args.clients
     if kind == "balanced":
-        return s.Balanced(*size, rounds)
-    return s.FixedSize(*size) if kind == "fixed" else s.RoundRobin(*size)
+        given["rounds"] = rounds
+    sampling: Sampling = _built(kind, SAMPLERS[kind], given)
+    return sampling
 
 
 def mechanism_kind(args: argparse.Namespace) -> str:
-    """The named mechanism, or the one whose option was given."""
+    """Return the named mechanism, or the one whose option was given."""
     if args.mechanism is not None:
         return str(args.mechanism)
     if args.scale_multiplier is not None:
@@ -208,31 +202,46 @@ def mechanism_kind(args: argparse.Namespace) -> str:
 
 
 def mechanism_of(args: argparse.Namespace, level: float | None = None) -> Mechanism:
-    """The mechanism of the options; `level` stands in for its noise where that is looked for."""
+    """Return the mechanism of the options; `level` stands in for a noise that is looked for."""
     from fedveil.privacy.contract import mechanism_class
+    from fedveil.privacy.poisson_sampled import PoissonSampled
 
     kind = mechanism_kind(args)
     found = mechanism_class(kind)
-    known = {field.name: field for field in fields(found)}  # type: ignore[arg-type]
-    given = {name: getattr(args, name) for name in _PARAMETERS if getattr(args, name) is not None}
-    _unused(args, kind, *(name for name in LEVELS if name not in known))
-    named = dict(_parameter(text) for text in args.parameter)
-    for name in named:
-        if name not in known:
-            raise ConfigError(f"--parameter: {kind} has no {name!r}, but {', '.join(known)}")
-    values = {name: value for name, value in (given | named).items() if name in known}
+    given = _given(args, _PARAMETERS) | dict(map(_parameter, args.parameter))
     if level is not None and found.level is not None:
-        values[found.level] = level
-    for name, field in known.items():
-        if name not in values and field.default is MISSING:
-            option = console.flag(name) if name in _PARAMETERS else f"--parameter {name}=NUMBER"
-            raise ConfigError(f"{option}: {kind} needs it")
-    inner = found(**values)
+        given[found.level] = level
+    mechanism: Mechanism = _built(kind, found, given)
     if args.batch_rate is None:
-        return inner
-    from fedveil.privacy.poisson_sampled import PoissonSampled
+        return mechanism
+    return PoissonSampled(args.batch_rate, (mechanism,) * args.uses)
 
-    return PoissonSampled(args.batch_rate, (inner,) * args.uses)
+
+def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def _built(kind: str, made: type[Any], given: Mapping[str, Any]) -> Any:
+    """Make a mechanism or a sampler; refuse options that it does not use, and name those it lacks.
+
+    Raises:
+        ConfigError: One option too many, or too few.
+    """
+    known = {field.name: field for field in fields(made)}
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{_option(name)}: {kind} does not use it, but {', '.join(known)}; leave it out"
+            )
+    for name, field in known.items():
+        if name not in given and field.default is MISSING:
+            raise ConfigError(f"{_option(name)}: {kind} needs it")
+    return made(**given)
+
+
+def _option(name: str) -> str:
+    own = any(console.flag(name) in options for options in _OPTIONS.values())
+    return console.flag(name) if own else f"--parameter {name}=NUMBER"
 
 
 def _parameter(text: str) -> tuple[str, float]:
@@ -243,45 +252,8 @@ def _parameter(text: str) -> tuple[str, float]:
         raise ConfigError(f"--parameter: write NAME=NUMBER, got {text!r}") from None
 
 
-def person_document(person: Guarantee | None) -> dict[str, Any]:
-    """Return the person's epsilon for a JSON answer, beside that of one record."""
-    if person is None:
-        return {}
-    model = person.privacy_model
-    return {"person": {"records": model.contributions, "epsilon": person.epsilon}}
-
-
-def show(guarantee: Guarantee, title: str, person: Guarantee | None = None) -> None:
-    """Print a guarantee as a table, and its statement.
-
-    Args:
-        guarantee: What to print.
-        title: Heading of the table.
-        person: The guarantee of a person with several records, shown beside that of one.
-    """
-    document = guarantee.to_dict()
-    rows = [(name.replace("_", " "), _shown(name, document[name])) for name in _SHOWN]
-    for name, value in guarantee.alternatives.items():
-        rows.append((f"epsilon by {name}", at_most(value, 6)))
-    if person is not None:
-        records = person.privacy_model.contributions
-        rows.insert(
-            1, (f"epsilon of a person with up to {records} records", at_most(person.epsilon, 6))
-        )
-    console.table(title, ("", ""), [row for row in rows if row[1]])
-    console.say(guarantee.statement)
-
-
-def _shown(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return (at_least if name == "noise_multiplier" else at_most)(value, 6)
-    return "" if value is None else str(value)
-
-
 def _delta(args: argparse.Namespace, release: Release, privacy_model: PrivacyModel) -> float:
-    """--delta, or the default for a known population."""
+    """Return --delta, or the default for a known population."""
     from fedveil.privacy.accounting import default_delta
     from fedveil.privacy.translation import population_of
 
@@ -294,7 +266,7 @@ def _delta(args: argparse.Namespace, release: Release, privacy_model: PrivacyMod
 
 
 def _tuning(args: argparse.Namespace) -> Tuning | None:
-    """What tuning is charged, if any."""
+    """Return what is charged for tuning, if anything."""
     from fedveil.privacy.tuning import AllRuns, RandomRuns, Repeats
 
     if args.tuning_runs is not None and args.tuning_mean is not None:
@@ -306,26 +278,42 @@ def _tuning(args: argparse.Namespace) -> Tuning | None:
     return None
 
 
-def _rate(args: argparse.Namespace, kind: str) -> float:
-    if args.rate is not None:
-        if args.cohort is not None:
-            raise ConfigError("--rate and --cohort: for Poisson sampling give only one of them")
-        return float(args.rate)
-    if args.cohort is None or args.clients is None:
-        raise ConfigError(f"--rate: {kind} sampling needs it (or --cohort and --clients)")
-    if not 0 < args.cohort <= args.clients:
-        raise ConfigError(f"--cohort: must be between 1 and {args.clients}, got {args.cohort}")
-    return float(args.cohort / args.clients)
+def document_of(guarantee: Guarantee, person: Guarantee | None = None) -> dict[str, Any]:
+    """Return the JSON answer about a guarantee, and about a person with several records."""
+    found = guarantee.to_dict()
+    if person is not None:
+        records = person.privacy_model.contributions
+        found["person"] = {"records": records, "epsilon": person.epsilon}
+    return found
 
 
-def _needed(args: argparse.Namespace, kind: str, name: str) -> Any:
-    value = getattr(args, name)
-    if value is None:
-        raise ConfigError(f"{console.flag(name)}: {kind} needs it")
-    return value
+def show(guarantee: Guarantee, title: str, person: Guarantee | None = None) -> None:
+    """Print a guarantee as a table, and its statement.
+
+    Args:
+        guarantee: What to print.
+        title: Heading of the table.
+        person: The guarantee of a person with several records, shown beside that of one.
+    """
+    doubt = "" if guarantee.certified else ", if this were certified"
+    document = guarantee.to_dict()
+    rows = [(name.replace("_", " "), _shown(name, document[name])) for name in _SHOWN]
+    rows[0] = (f"epsilon{doubt}", rows[0][1])
+    if len(guarantee.releases) > 1:  # statistics of columns are released in no round
+        rows = [("releases" if name == "rounds" else name, value) for name, value in rows]
+    for name, value in guarantee.alternatives.items():
+        rows.append((f"epsilon by {name}{doubt}", at_most(value, 6)))
+    if person is not None:
+        records = person.privacy_model.contributions
+        named = f"epsilon of a person with up to {records} records{doubt}"
+        rows.insert(1, (named, at_most(person.epsilon, 6)))
+    console.table(title, ("", ""), [row for row in rows if row[1]])
+    console.say(guarantee.statement)
 
 
-def _unused(args: argparse.Namespace, kind: str, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) is not None:
-            raise ConfigError(f"{console.flag(name)}: {kind} does not use it; leave it out")
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return (at_least if name == "noise_multiplier" else at_most)(value, 6)
+    return "" if value is None else str(value)

@@ -43,19 +43,28 @@ OPTIONS: console.Options = {
         "a CSV or Parquet file to train on; or a folder or 'DIR/*.csv', a file a client",
     ),
     "--client-column NAME": (str, "its column that names the client"),
+    "--person-column NAME": (str, "its column that names the person, where one has several rows"),
     "--label NAME": (str, "its column to predict; A,B,C: several that are true or false each"),
     "--label-separator TEXT": (str, "between the classes of a cell that names any number of them"),
+    "--text-column A,B": (_names, "its columns of free text, read by data.text_encoder"),
     "--schema FILE": (str, "public statistics of its columns"),
+    "--test FILE": (str, "rows to test on, instead of some of the clients' own"),
     "--classes A,B": (_names, "the label's classes, if they are public"),
     "--class-weights A=1,B=5": (str, "how much an example of a class counts; public"),
-    "--unit": (("record", "client"), "protect single rows, or all rows of a client together"),
+    "--unit": (
+        ("record", "person", "client"),
+        "protect single rows, or all rows of a person or a client together",
+    ),
 }
 _KEYS = {
     "data.file": "data",
     "data.client_column": "client_column",
+    "data.person_column": "person_column",
     "data.label": "label",
     "data.label_separator": "label_separator",
+    "data.text_columns": "text_column",
     "data.schema": "schema",
+    "data.test_file": "test",
     "data.classes": "classes",
     "training.class_weights": "class_weights",
     "privacy.unit": "unit",
@@ -104,7 +113,7 @@ def chosen(args: argparse.Namespace, recipe: Recipe, purchase: Purchase) -> Chos
     keys = {assignment.partition("=")[0].strip() for assignment in args.set}
     from fedveil.cli.plan import progress
 
-    with progress("settings") as show:
+    with progress("settings", quiet=args.quiet) as show:
         return choose(recipe, keys | set(given(args)), purchase, show=show)
 
 
@@ -128,6 +137,7 @@ def plan_table(args: argparse.Namespace) -> int:
         write_recipe(args.write, with_look(choice.recipe, looked), choice.notes)
     document = {
         "settings": recipes.to_table(choice.recipe),
+        "columns": _columns(choice),
         "notes": list(choice.notes),
         "warnings": [choice.warning] if choice.warning else [],
         "guarantee": None if guarantee is None else guarantee.to_dict(),
@@ -135,12 +145,36 @@ def plan_table(args: argparse.Namespace) -> int:
 
     def show() -> None:
         say(choice)
+        if columns := _columns(choice):
+            rows = [[str(value) for value in one.values()] for one in columns]
+            console.table("Inputs", tuple(columns[0]), rows)
         if guarantee is not None:
             console.say(guarantee.summary, heading="Guarantee:")
         if args.write is not None:
             console.say(f"Run it with: fedveil run {args.write}")
 
     return console.answer(args, document, show)
+
+
+def _columns(choice: Chosen) -> list[dict[str, Any]]:
+    """What becomes of every column that is an input."""
+    from fedveil.data.encoder import feature_names
+
+    encoder, found = choice.federation.encoder, []
+    for name, column in {} if encoder is None else encoder.columns.items():
+        scale = f"{column.buckets or len(column.categories)} values"
+        if column.cuts:
+            low, high = column.cuts[0], column.cuts[-1]
+            scale = f"{len(column.cuts) + 1} bins from {low:.4g} to {high:.4g}"
+        elif column.kind in ("number", "date"):
+            scale = f"centre {column.centre:.4g}, width {column.width:.4g}"
+        elif column.kind == "boolean":
+            scale = "true or false"
+        elif column.kind == "text":
+            scale = f"vectors of {column.encoder}"
+        inputs = len(feature_names(name, column))
+        found.append({"column": name, "kind": str(column.kind), "inputs": inputs, "scale": scale})
+    return found
 
 
 def say(choice: Chosen | None, *, quiet: bool = False) -> None:

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, own_data
-from fedveil.cli.plan_show import (
-    OWN_DATA,
-    draw,
-    show_advice,
-    show_feasible,
-    write_recipe,
-)
+from fedveil.cli.plan_show import show_advice, show_feasible, write_recipe
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import extension
 
@@ -25,7 +19,6 @@ if TYPE_CHECKING:
     from fedveil.planning.plan import Plan
     from fedveil.planning.recipe import Recipe
     from fedveil.tune.advice import Advice
-    from fedveil.tune.feasible import Question
     from fedveil.tune.tuner import SearchProgress, Tuner
 
 
@@ -122,7 +115,7 @@ def execute(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}: can only be used with a recipe")
     if not args.feasible:
         raise ConfigError("plan: name a recipe, --data FILE, or use --feasible")
-    return _feasible(args)
+    return _emit(args, _for_budget(args))
 
 
 def recipe_of(args: argparse.Namespace) -> Recipe:
@@ -136,51 +129,37 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
     return recipes.with_defaults(recipes.parse(table, args.set))
 
 
+def _emit(args: argparse.Namespace, document: dict[str, Any]) -> int:
+    """End with the document where it is asked for; everything else has been shown."""
+    return console.answer(args, document, lambda: None)
+
+
 def _plan_recipe(args: argparse.Namespace) -> int:
     """Show what noise costs around a recipe, which settings to run, and what costs nothing."""
     recipe = recipe_of(args)
 
     from fedveil.tune import advice
 
-    document: dict[str, Any] = {}
     if args.feasible:
-        document = _around(args, *_what_is_left(args, recipe))
-        found = None
-    else:
-        names = ("proxy", "records", "max_steps", "spent_epsilon", "spent_delta")
-        given = {name: getattr(args, name) for name in names}
-        seconds = math.inf if args.time is None else args.time
-        effort = advice.PILOT if args.pilot else advice.EFFORT
-        tuner = advice.prepare(recipe, **given, effort=effort, seconds=seconds)
-        with progress("plan") as tuner.show:
-            found = advice.advise(tuner)
-        if not args.pilot:
-            document = _around(args, tuner.trials.recipe, tuner.trials.real)
-        _advise(args, tuner, found, document)
-    if args.json:
-        console.emit(document)
-    return 130 if found is not None and found.interrupted else 0
-
-
-def _what_is_left(args: argparse.Namespace, recipe: Recipe) -> tuple[Recipe, Plan]:
-    """Return the recipe with the rest of its budget, and its plan."""
-    from dataclasses import replace
-
-    from fedveil.planning.assemble import federation_of, plan_of
-    from fedveil.tune.feasible import remaining
-
-    plan = plan_of(recipe, federation_of(recipe.data))
-    if plan.guarantee is None or recipe.privacy.epsilon is None:
-        raise ConfigError(f"training.method: {plan.method.name!r} has no budget to plan for")
-    spent = args.spent_epsilon, args.spent_delta
-    epsilon, delta = remaining(recipe.privacy.epsilon, plan.guarantee.delta, *spent)
-    return replace(recipe, privacy=replace(recipe.privacy, epsilon=epsilon, delta=delta)), plan
+        _, recipe, plan = advice.budgeted(recipe, args.spent_epsilon, args.spent_delta)
+        return _emit(args, _around(args, recipe, plan))
+    names = ("proxy", "records", "max_steps", "spent_epsilon", "spent_delta")
+    tuner = advice.prepare(
+        recipe,
+        **{name: getattr(args, name) for name in names},
+        effort=advice.PILOT if args.pilot else advice.EFFORT,
+        seconds=math.inf if args.time is None else args.time,
+    )
+    with progress("plan") as tuner.show:
+        found = advice.advise(tuner)
+    document = {} if args.pilot else _around(args, tuner.trials.recipe, tuner.trials.real)
+    _emit(args, _advise(args, tuner, found, document))
+    return 130 if found.interrupted else 0
 
 
 def _around(args: argparse.Namespace, recipe: Recipe, plan: Plan) -> dict[str, Any]:
     """Answer what noise costs around a recipe that protects whole clients."""
     from fedveil.core.units import Unit
-    from fedveil.tune.feasible import Question
 
     if plan.privacy_model is None or plan.privacy_model.unit is not Unit.CLIENT:
         if args.feasible:
@@ -190,58 +169,64 @@ def _around(args: argparse.Namespace, recipe: Recipe, plan: Plan) -> dict[str, A
             )
         return {}
     rounds, delta = plan.method.rounds, plan.guarantee.delta if plan.guarantee else 0.0
-    question = Question(
-        recipe.privacy.epsilon or 0.0,
-        delta if recipe.privacy.delta is None else recipe.privacy.delta,
-        plan.sampling.clients or plan.federation.clients,
-        plan.layout.size,
-        (max(1, round(plan.sampling.expected_cohort)),),
-        args.rounds or tuple(dict.fromkeys((max(1, rounds // 4), rounds, 4 * rounds))),
+    return _feasible(
+        args,
+        epsilon=recipe.privacy.epsilon or 0.0,
+        delta=delta if recipe.privacy.delta is None else recipe.privacy.delta,
+        clients=plan.sampling.clients or plan.federation.clients,
+        dimension=plan.layout.size,
+        cohorts=(max(1, round(plan.sampling.expected_cohort)),),
+        rounds=args.rounds or tuple(dict.fromkeys((max(1, rounds // 4), rounds, 4 * rounds))),
         noise=recipe.privacy.noise,
-        **_ways(args),
     )
-    return _answer(args, question)
 
 
-def _feasible(args: argparse.Namespace) -> int:
+def _for_budget(args: argparse.Namespace) -> dict[str, Any]:
     """Answer what noise costs for a budget and a population."""
-    from fedveil.tune.feasible import ROUNDS, question_of
+    from fedveil.core.arguments import count
+    from fedveil.privacy.accounting import default_delta
+    from fedveil.tune.feasible import ROUNDS, remaining
 
     needed = ("epsilon", "clients", "dimension", "cohort")
     if missing := [console.flag(name) for name in needed if getattr(args, name) is None]:
         raise ConfigError(f"--feasible needs {', '.join(missing)}, or a recipe")
-    names = ("epsilon", "delta", "clients", "dimension", "spent_epsilon", "spent_delta")
-    asked = {"cohorts": args.cohort, "rounds": args.rounds or ROUNDS, **_ways(args)}
-    given = {name: getattr(args, name) for name in names}
-    document = _answer(args, question_of(**given, **asked, noise=args.noise or "gaussian"))
-    if args.json:
-        console.emit(document)
-    return 0
+    delta = args.delta
+    if delta is None:
+        delta = default_delta(count("clients", args.clients))
+    epsilon, delta = remaining(args.epsilon, delta, args.spent_epsilon, args.spent_delta)
+    return _feasible(
+        args,
+        epsilon=epsilon,
+        delta=delta,
+        clients=args.clients,
+        dimension=args.dimension,
+        cohorts=args.cohort,
+        rounds=args.rounds or ROUNDS,
+        noise=args.noise or "gaussian",
+    )
 
 
-def _ways(args: argparse.Namespace) -> dict[str, Any]:
+def _feasible(args: argparse.Namespace, **asked: Any) -> dict[str, Any]:
+    """Return the feasible set as a document, and show it unless JSON is asked for."""
     from fedveil.core.units import Trust
+    from fedveil.tune import feasible as of
 
     trusts = tuple(Trust(name) for name in args.trust or _TRUSTS)
-    return {"trusts": trusts, "dropped": args.dropped, "colluders": args.colluders}
-
-
-def _answer(args: argparse.Namespace, question: Question) -> dict[str, Any]:
-    """Return the feasible set as a document, and show it unless JSON is asked for."""
-    from fedveil.tune.feasible import SIGNAL_TO_NOISE, feasible, warnings, without_proof
-
-    rows = feasible(question, extension("fedveil.papers", "claim_of"))
+    question = of.Question(**asked, trusts=trusts, dropped=args.dropped, colluders=args.colluders)
+    rows = of.feasible(question, extension("fedveil.papers", "claim_of"))
     document = {
         **vars(question),
-        "signal_to_noise": SIGNAL_TO_NOISE,
+        "signal_to_noise": of.SIGNAL_TO_NOISE,
         "rows": [row.to_dict() for row in rows],
-        "without_proof": without_proof(question, rows),
-        "warnings": warnings(rows),
+        "without_proof": of.without_proof(question, rows),
+        "warnings": of.warnings(rows),
     }
     for name in ("cohorts", "rounds", "trusts"):  # every row says its own
         del document[name]
     if args.plot is not None and args.feasible:
-        draw("draw_feasible", rows, args.plot)
+        from fedveil.report.plan_figures import draw_feasible
+
+        draw_feasible(rows, args.plot)
     if not args.json:
         show_feasible(question, rows, document)
     return document
@@ -249,9 +234,9 @@ def _answer(args: argparse.Namespace, question: Question) -> dict[str, Any]:
 
 def _advise(
     args: argparse.Namespace, tuner: Tuner, found: Advice, document: dict[str, Any]
-) -> None:
-    """Add what a search found to the document; show, draw and write what was asked for."""
-    from fedveil.planning.assemble import plan_of
+) -> dict[str, Any]:
+    """Return what a search found beside the document; show, draw and write what was asked for."""
+    from fedveil.planning.assemble import is_protected, plan_of
     from fedveil.tune.advice import recipe_of_option
     from fedveil.tune.free_gains import free_gains
     from fedveil.tune.proxy import with_look
@@ -262,18 +247,26 @@ def _advise(
     theorem = _theorem(args, tuner, found)
     gains = free_gains(trials.recipe, trials.real)
     free = [f"At no cost in privacy: {gain}." for gain in gains]
+    said = [f"Note: {note}." for note in found.notes]
+    said += [f"Warning: {warning}." for warning in found.warnings]
     if args.write is not None:
-        best = found.recommended
-        remarks = [
-            f"Found by {found.trials} simulated runs on {found.proxy}.",
-            f"Reason: {best.reason}.",
-            *(f"Note: {note}." for note in found.notes),
-            *(f"Warning: {warning}." for warning in found.warnings),
-        ]
-        write_recipe(args.write, chosen, [*remarks, *free])
+        source = f"Found by {found.trials} simulated runs on {found.proxy}."
+        reason = f"Reason: {found.recommended.reason}."
+        write_recipe(args.write, chosen, [source, reason, *said, *free])
     if args.plot is not None:
-        draw("draw_search", found, tuner.outcomes, args.plot)
-    document |= {
+        from fedveil.report.plan_figures import draw_search
+
+        draw_search(found, tuner.outcomes, args.plot)
+    if not args.json:
+        own = any(is_protected(chosen.data, name) for name in chosen.privacy.tuned_on)
+        show_advice(found, theorem, own_data=own)
+        if guarantee is not None:
+            console.say(guarantee.summary, heading="Guarantee:")
+        for line in (*said, *free):
+            console.say(line)
+        if args.write is not None:
+            console.say(f"Run it with: fedveil run {args.write}")
+    return document | {
         **found.to_dict(),
         "warnings": [*document.get("warnings", []), *found.warnings],
         "recommended": found.recommended.to_dict(),
@@ -281,17 +274,6 @@ def _advise(
         "guarantee": None if guarantee is None else guarantee.to_dict(),
         "free_gains": [vars(gain) for gain in gains],
     }
-    if not args.json:
-        from fedveil.planning.assemble import is_protected
-
-        own = any(is_protected(chosen.data, name) for name in chosen.privacy.tuned_on)
-        show_advice(found, theorem, OWN_DATA if own else "no private data")
-        if guarantee is not None:
-            console.say(guarantee.summary, heading="Guarantee:")
-        for line in free:
-            console.say(line)
-        if args.write is not None:
-            console.say(f"Run it with: fedveil run {args.write}")
 
 
 def _theorem(args: argparse.Namespace, tuner: Tuner, found: Advice) -> Any:
@@ -310,7 +292,7 @@ def _theorem(args: argparse.Namespace, tuner: Tuner, found: Advice) -> Any:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[SearchProgress], None]]:
+def progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[SearchProgress], None]]:
     """Show a search's progress on stderr: one line that changes, or a line now and then."""
     said = -1.0
 
@@ -324,7 +306,9 @@ def progress(what: str) -> Iterator[Callable[[SearchProgress], None]]:
             said = state.share
             print(text(state), file=sys.stderr, flush=True)
 
-    if sys.stderr.isatty():
+    if quiet:
+        yield lambda state: None
+    elif sys.stderr.isatty():
         with console.stderr().status(what) as line:
             yield lambda state: line.update(text(state))
     else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedveil.tune.feasible import Question, Row
     from fedveil.tune.tuner import Expected
 
-OWN_DATA = "the recipe's own data: a protected run with these settings will not be certified"
+_OWN_DATA = "the recipe's own data: a protected run with these settings will not be certified"
 
 
 def show_feasible(question: Question, rows: list[Row], document: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ def _feasible_row(row: Row) -> list[str]:
     ]
 
 
-def show_advice(found: Advice, theorem: Any, whose: str) -> None:
+def show_advice(found: Advice, theorem: Any, *, own_data: bool) -> None:
     """Show the options side by side, what to expect of each, and what a theorem says."""
     say, options = console.say, found.options
     names = dict.fromkeys(name for option in options for name in option.candidate.to_dict())
@@ -68,7 +68,7 @@ def show_advice(found: Advice, theorem: Any, whose: str) -> None:
         values = [option.candidate.to_dict().get(name, "") for option in options]
         rows.append([name.replace("_", " "), *map(_short, values)])
     rows.append(["uploads", *(f"{option.uploads:,}" for option in options)])
-    rows.append(["expected", *(result(option.expected) for option in options)])
+    rows.append(["expected", *(_result(option.expected) for option in options)])
     if theorem is not None:
         worse = (f"{times:.3g}x" for times in theorem.times_worse)
         rows.append(["theorem's score", *worse])
@@ -85,19 +85,16 @@ def show_advice(found: Advice, theorem: Any, whose: str) -> None:
             f"{theorem.theorem} likes {best.local_steps} local steps x {best.rounds} rounds best; "
             f"its score of each option is shown as a multiple of that. It did not decide{limits}."
         )
+    whose = _OWN_DATA if own_data else "no private data"
     say(
         f"{found.trials} simulated runs in {found.seconds:.0f} s on {found.proxy}, {whose}; "
         "expected: mean and spread over seeds that chose nothing."
     )
-    for note in found.notes:
-        say(f"Note: {note}.")
-    for warning in found.warnings:
-        say(f"Warning: {warning}.")
     if found.interrupted:
         say("Interrupted: this is the best so far.")
 
 
-def result(expected: Expected) -> str:
+def _result(expected: Expected) -> str:
     """Write what to expect: accuracy where there are classes, else the loss."""
     shown, spread, digits = f"loss {expected.loss:.4g}", expected.loss_spread, ".2g"
     if expected.accuracy is not None:
@@ -108,13 +105,6 @@ def result(expected: Expected) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def draw(name: str, *what: Any) -> None:
-    """Draw a picture by one of `fedveil.report.plan_figures`."""
-    from fedveil.report import plan_figures
-
-    getattr(plan_figures, name)(*what)
 
 
 def write_recipe(path: Path, recipe: Recipe, remarks: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,11 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def newest_in(folder: Path) -> list[Path]:
-    """The run that was begun last among those in a folder."""
+    """Return the run that was begun last among those in a folder.
+
+    Raises:
+        ConfigError: There is none.
+    """
     begun = {file.parent: file.stat().st_mtime_ns for file in folder.glob("*/recipe.toml")}
     if not begun:
         raise ConfigError(f"{folder}: no run yet")
@@ -54,21 +59,23 @@ def newest_in(folder: Path) -> list[Path]:
 
 @contextmanager
 def watched(find: Find) -> Iterator[str]:
-    """Serve the page of runs that may still grow; its address is said on stderr."""
+    """Serve the page of runs that may still grow, and say its address on stderr.
+
+    Args:
+        find: Returns the runs to show now.
+    """
     from fedveil.report.live import served
     from fedveil.report.page import page
 
-    seen: dict[tuple[Any, ...], str] = {}  # a page is made anew when a file has changed
+    @lru_cache(maxsize=1)  # a page is made anew when a file has changed
+    def drawn(paths: tuple[Path, ...], changed: tuple[int, ...]) -> str:
+        return page([document_of(path) for path in paths], live=True)
 
     def make() -> str:
-        paths = find()
+        paths = tuple(find())
         files = [path / name for path in paths for name in ("metrics.jsonl", "result.json")]
-        now = tuple((file, file.stat().st_mtime_ns if file.exists() else 0) for file in files)
-        if now not in seen:
-            made = page([document_of(path) for path in paths], live=True)
-            seen.clear()
-            seen[now] = made
-        return seen[now]
+        changed = (file.stat().st_mtime_ns if file.exists() else 0 for file in files)
+        return drawn(paths, tuple(changed))
 
     with served(make) as address:
         print(f"Watch: {address}", file=sys.stderr, flush=True)  # never wrapped: it is to be copied
@@ -77,9 +84,11 @@ def watched(find: Find) -> Iterator[str]:
 
 @contextmanager
 def watched_apart(folder: Path, *, newest: bool = False) -> Iterator[None]:
-    """The same for a run, or for the newest of those in a folder, from a process of its own: a page
-    must neither slow a run down nor share what is a setting of the process, such as the number of
-    digits that accountants compute with."""
+    """Serve the page of a run, or of the newest run in a folder, from another process.
+
+    A page must neither slow a run down nor share settings of the process, such as the number of
+    digits that accountants compute with.
+    """
     from multiprocessing import get_context
 
     context = get_context("spawn")
@@ -96,14 +105,14 @@ def watched_apart(folder: Path, *, newest: bool = False) -> Iterator[None]:
 
 
 def _serve(folder: Path, newest: bool, starter: Connection) -> None:
-    """Serve until whoever started this process is gone, however it ended."""
+    """Serve until the process that started this one is gone, however it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run
     with suppress(EOFError), watched(lambda: newest_in(folder) if newest else [folder]):
         starter.recv()
 
 
 def document_of(path: Path) -> dict[str, Any]:
-    """A run's report as plain values; its guarantee is recomputed from the ledger first."""
+    """Return a run's report as plain values, with the guarantee recomputed from the ledger."""
     from fedveil.cli.load_guarantee import guarantee_of
     from fedveil.report.facts import facts_of
     from fedveil.run.evidence import LEDGER

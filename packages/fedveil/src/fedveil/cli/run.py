@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, own_data
 from fedveil.cli.certify import certifying_command
-from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.planning import recipe as recipes
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.planning.assemble import (  # torch and all: only once input is sane
         federation_of,
         plan_of,
+        refuse_baseline,
     )
+    from fedveil.run.callbacks import Progress
     from fedveil.run.directory import RunDirectory
     from fedveil.run.run import Run, Speed, follow_plan
     from fedveil.training.engines.distributed_env import is_follower
@@ -77,18 +79,14 @@ def execute(args: argparse.Namespace) -> int:
         chosen = own_data.chosen(args, recipe, purchase)
         recipe = usual if chosen is None else chosen.recipe
         plan = plan_of(recipe, federation_of(recipe.data) if chosen is None else chosen.federation)
-        if recipe.evaluation.baseline and plan.protected:
-            raise PrivacyRefusal(
-                "evaluation.baseline trains without noise, and its accuracy would leave "
-                "unprotected",
-                "give a --seed to simulate, or leave the baseline out",
-            )
+        refuse_baseline(recipe, plan)
         engine = recipe.engine
         speed = Speed(engine.name, engine.chunk, engine.processes, engine.threads, engine.device)
         if is_follower():  # torchrun started several of us, and another one leads
             follow_plan(plan, speed)
             return 0
-        run = Run(plan, speed=speed, every=recipe.evaluation.every)
+        shown = () if args.quiet else (Progress(),)
+        run = Run(plan, speed=speed, every=recipe.evaluation.every, callbacks=shown)
         plan = run.plan  # which knows what runs it
         if args.resume is not None:
             directory = RunDirectory.open(args.resume, plan, moved=args.moved)
@@ -98,10 +96,14 @@ def execute(args: argparse.Namespace) -> int:
         purchase.settle()
     run.keep_in(directory)
     certify = _certify(run, args, recipe)
-    began = time.perf_counter()
+    notes = () if chosen or own_clip else (_FALLING,)
+    began, rejected = time.perf_counter(), 0
     try:
+        _tell(run, args, chosen, certify, notes)
         with watched_apart(directory.path) if args.watch else nullcontext():
-            rejected = _train(run, args, chosen, certify, "" if chosen or own_clip else _FALLING)
+            for report in run:
+                stats = report.unprotected_stats
+                rejected += 0 if stats is None else stats.rejected
     except KeyboardInterrupt:
         run.save()
         console.complain(
@@ -118,7 +120,7 @@ def execute(args: argparse.Namespace) -> int:
         run,
         recipe,
         time.perf_counter() - began,
-        notes=(*(chosen.notes if chosen else ()), *([] if chosen or own_clip else [_FALLING])),
+        notes=(*(chosen.notes if chosen else ()), *notes),
         warnings=[chosen.warning] if chosen and chosen.warning else (),
         certify=certify,
     )
@@ -129,7 +131,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
-    """The recipe of this call: a file or a stopped run's, then --set, then the short options."""
+    """Return the recipe of this call: a file's or a stopped run's, then --set, then options."""
     given = own_data.given(args)
     if isinstance(args.seed, int):
         given["seed"] = args.seed
@@ -169,6 +171,12 @@ _FALLING = (
 )
 
 
+_NO_TEST = (
+    "There is no row to test on: each client has but one, and keeps it. --set data.holdout=clients "
+    "holds out whole clients, and --test FILE brings other rows."
+)
+
+
 def _certify(run: Run, args: argparse.Namespace, recipe: Recipe) -> str | None:
     """Return the command that would certify this run; None if it is, or if there is none."""
     guarantee = run.guarantee
@@ -178,63 +186,41 @@ def _certify(run: Run, args: argparse.Namespace, recipe: Recipe) -> str | None:
     return certifying_command(args, guarantee.reason, names, recipe.data.file)
 
 
-def _train(
+def _tell(
     run: Run,
     args: argparse.Namespace,
     chosen: Chosen | None,
     certify: str | None,
-    note: str = "",
-) -> int:
-    """Train to the end and return how many updates were not finite and counted as zero."""
-    from fedveil.cli.progress import progress
+    notes: Sequence[str],
+) -> None:
+    """Say on stderr what must be known before training; quiet leaves out what is good to know."""
+    from fedveil.cli.secure_sums import planned
 
-    rejected = 0
-    _promise(run, certify, quiet=args.quiet, explain=args.explain)
-    own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
-    if note and not args.quiet:
-        console.say(note, heading="note:", to=console.stderr())
-    _warn(run, quiet=args.quiet)
-    if args.explain:
-        reason = run.choice.reason
-        if run.plan.protected:  # how long rounds take depends on how much data clients have
-            reason = reason.partition(";")[0]
-        console.stderr().print(f"engine: {run.choice.name} ({reason})")
-    with progress(run, quiet=args.quiet, json=args.json) as show:
-        for report in run:
-            show(report)
-            rejected += report.unprotected_stats.rejected if report.unprotected_stats else 0
-    return rejected
-
-
-def _promise(run: Run, certify: str | None, *, quiet: bool, explain: bool) -> None:
-    """Say what is guaranteed before anything else. Quiet says only that nothing is certified."""
-    guarantee, errors = run.guarantee, console.stderr()
+    plan, guarantee, errors = run.plan, run.guarantee, console.stderr()
     if guarantee is None:
         console.say("this method adds no noise.", heading="No guarantee:", to=errors)
-    elif not quiet:
-        text = guarantee.statement if explain else f"{guarantee.summary}\n{_MORE}"
+    elif not args.quiet:
+        text = guarantee.statement if args.explain else f"{guarantee.summary}\n{_MORE}"
         console.say(text, heading="Guarantee:", to=errors)
     elif not guarantee.certified:
         console.say(f"{guarantee.reason}.", heading="Not certified:", to=errors)
     if certify is not None:
-        console.say(certify, heading="To certify this, run:", to=errors)
-
-
-def _warn(run: Run, *, quiet: bool) -> None:
-    """What must be known before training. Quiet leaves out what is only good to know."""
-    from fedveil.cli.secure_sums import planned
-
-    plan, errors = run.plan, console.stderr()
-    if not quiet:
-        for note in plan.federation.notes:
-            console.say(note, heading="note:", colour="yellow", to=errors)
-        if lost := run.directory.lost if run.directory else 0:
-            text = f"rounds that were cut off: {lost}; they count, and are not drawn again"
-            console.say(text, heading="note:", colour="yellow", to=errors)
+        console.say(certify, heading="To certify this, run:", to=errors, command=True)
+    own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
+    notes = [*notes, *plan.federation.notes]
+    if lost := run.directory.lost if run.directory else 0:
+        notes.append(f"rounds that were cut off: {lost}; they count, and are not drawn again")
+    for note in [] if args.quiet else notes:
+        console.say(note, heading="note:", colour="yellow", to=errors)
     for warning in plan.warnings:
         console.say(warning, heading="warning:", colour="red", to=errors)
-    if plan.secure_sums is not None and not quiet:
+    if plan.secure_sums is not None and not args.quiet:
         console.say(planned(plan.secure_sums), heading="Secure sums:", to=errors)
+    if args.explain:
+        reason = run.choice.reason
+        if plan.protected:  # how long rounds take depends on how much data clients have
+            reason = reason.partition(";")[0]
+        console.say(f"{run.choice.name} ({reason})", heading="engine:", to=errors)
 
 
 def result_of(
@@ -253,14 +239,17 @@ def result_of(
         recipe: its resolved recipe.
         seconds: how long it took; shown of simulations only.
         notes: what was chosen for the user.
-        warnings: what the user was told before the training, beside the plan's own warnings.
+        warnings: what the user was told to expect before the training. It is dropped, as the plan's
+            own expectations are, where the scores show that the model has learnt.
         certify: the command that would certify the run, if it is not certified.
     """
     from fedveil.cli.secure_sums import secure_document
+    from fedveil.privacy.distinguishing import attack_on
+    from fedveil.report.facts import attack_document
     from fedveil.report.scores import useless
     from fedveil.run.result import write_result
 
-    directory = run.directory
+    directory, guarantee = run.directory, run.guarantee
     result: dict[str, Any] = {}
     if len(run.plan.federation.test):  # a hub may have none
         metrics = run.evaluate()
@@ -269,10 +258,16 @@ def result_of(
         result["loss"] = metrics.loss
         if metrics.accuracy is None:
             result["rmse"] = metrics.rmse * _label_unit(run.plan)
+    elif recipe.data.file is not None and recipe.data.test_fraction != 0:
+        warnings = [*warnings, _NO_TEST]
+        console.say(_NO_TEST, heading="warning:", colour="red", to=console.stderr())
     scores = run.scores()
     if scores is not None:
         result["scores"] = scores.to_dict()
         result["useless"] = useless(result["scores"])
+    learnt = scores is not None and scores.learnt
+    expected = [] if learnt else [*warnings, *run.plan.drowned]
+    known = [warning for warning in run.plan.warnings if warning not in run.plan.drowned]
     if recipe.evaluation.baseline:
         result["baseline"] = _baseline(recipe, run.plan)
     result |= {
@@ -287,10 +282,11 @@ def result_of(
         "engine": run.choice.name if run.plan.protected else run.engine.name,
         "seed": run.plan.seed,
         "directory": None if directory is None else str(directory.path),
-        "guarantee": None if run.guarantee is None else run.guarantee.to_dict(),
+        "guarantee": None if guarantee is None else guarantee.to_dict(),
+        "attack": None if guarantee is None else attack_document(attack_on(guarantee)),
         "secure_sums": secure_document(run),
         "notes": [*notes, *run.plan.federation.notes],
-        "warnings": [*warnings, *run.plan.warnings, *filter(None, [scores and scores.warning])],
+        "warnings": [*expected, *known, *filter(None, [scores and scores.warning])],
         "certify": certify,
     }
     if directory is not None:
@@ -322,13 +318,13 @@ def write_report(path: Path) -> str | None:
 
 
 def _label_unit(plan: Plan) -> float:
-    """What one unit of a standardised regression target is in the label's own unit."""
+    """Return the size of one unit of a standardised regression target in the label's own unit."""
     scaling = plan.federation.target_scaling
     return 1.0 if scaling is None else 1.0 / float(scaling.factor)
 
 
 def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
-    """The same training without clipping and noise, kept in memory only."""
+    """Train without clipping and noise, in memory only, and return the metrics."""
     from fedveil.planning.assemble import plan_of
     from fedveil.run.run import Run
 
@@ -366,6 +362,9 @@ def _show(result: dict[str, Any], run: Run) -> None:
         would = "" if guarantee.certified else ", if this were certified"
         size = f"{at_most(guarantee.epsilon)} (delta {at_most(guarantee.delta)})"
         rows.append([f"epsilon{would}", size])
+        if plan.person_epsilon is not None:
+            most = plan.federation.records_per_person
+            rows.append([f"  of a person's {most} records", at_most(plan.person_epsilon)])
         rows.append(["certified", "yes" if guarantee.certified else "no; guarantee.json says why"])
     else:
         rows.append(["privacy", "none: this method adds no noise"])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def planned(sums: SecureSums) -> str:
-    """One sentence before training."""
+    """Return a sentence about the secure sums of a plan, to say before training."""
     topology = sums.params.topology(sums.cohort)
     neighbours = "everybody" if topology.complete else f"{topology.masks} neighbours"
     text = (
@@ -25,7 +25,7 @@ def planned(sums: SecureSums) -> str:
 
 
 def secure_document(run: Run) -> dict[str, Any] | None:
-    """What became of all rounds; None if the run took no secure sums."""
+    """Return what became of the secure sums of all rounds; None if the run took none."""
     sums, rounds = run.plan.secure_sums, run.dropouts
     if sums is None:
         return None
@@ -50,7 +50,7 @@ def secure_document(run: Run) -> dict[str, Any] | None:
 
 
 def secure_rows(document: dict[str, Any]) -> list[list[str]]:
-    """Rows of the final table."""
+    """Return the rows about secure sums of the final table."""
     lost, uploads = document["lost"], document["uploads"]
     share = f" ({lost / uploads:.1%}; at most {document['most_lost']} in a round)" if lost else ""
     spent = ", ".join(f"{name} {seconds:.2g} s" for name, seconds in document["seconds"].items())
@@ -58,7 +58,7 @@ def secure_rows(document: dict[str, Any]) -> list[list[str]]:
         ["secure sums", f"{document['mode']}, over {document['cohort']} clients"],
         ["  uploads lost", f"{lost} of {uploads}{share}"],
         ["  rounds not released", _rounds(document)],
-        ["  time by phase", spent],
+        *([["  time by phase", spent]] if spent else []),
     ]
 
 

@@ -69,6 +69,12 @@ class Assignment:
         words = self.row_words(seed, purpose) >> half
         return np.argsort(client << half | words, kind="stable")  # one sort does both
 
+    def numbers(self, count: int) -> Rows:
+        """Return the client of each of `count` rows; -1 for a row of nobody."""
+        found = np.full(count, -1)
+        found[self.rows] = np.repeat(np.arange(self.clients), self.sizes)
+        return found
+
     def keep(self, chosen: npt.NDArray[np.bool_]) -> Assignment:
         """Only the chosen rows; clients left without any disappear."""
         client = np.repeat(np.arange(self.clients), self.sizes)[chosen]

@@ -18,6 +18,7 @@ COMMA = r"^[-+]?\d+(,\d+)?$"  # 1234,5
 POINTS = r"^[-+]?(0|[1-9]\d{0,2}(\.\d{3})*),\d+$"  # 1.234,5
 _MONEY = "[$€£]|EUR|USD|GBP|CHF"
 _UNIT = "%|kg|mg|g|km|cm|mm"
+_BLANK = r"\s\x{a0}\x{2009}\x{202f}"
 _GAP = r"[ \x{a0}\x{2009}\x{202f}'’]"
 _GROUPED = rf"^[-+]?[1-9]\d{{0,2}}({_GAP}\d{{3}})+([.,]\d+)?$"  # 1 234,5 or 1'234.5
 MONTH = r"^(?:(?P<day>\d{1,2})[- ])?(?P<name>[A-Za-z]{3})[- ](?P<year>\d{4})$"  # 31-Dec-2015
@@ -42,8 +43,8 @@ def undressed(text: Any) -> Any:
     """Text without a percent sign or a unit of weight or length behind a number, the sign of a
     currency before or behind, or blanks and apostrophes between its thousands."""
     if pc.any(pc.match_substring_regex(text, f"{_MONEY}|{_UNIT}")).as_py():
-        text = pc.replace_substring_regex(text, rf"^([-+]?)(?:{_MONEY})\s?([\d.])", r"\1\2")
-        dressed = rf"^([-+]?[\d.,\s'’]*[\d.])\s?(?:{_MONEY}|{_UNIT})$"
+        text = pc.replace_substring_regex(text, rf"^([-+]?)(?:{_MONEY})[{_BLANK}]?([\d.])", r"\1\2")
+        dressed = rf"^([-+]?[\d.,{_BLANK}'’]*[\d.])[{_BLANK}]?(?:{_MONEY}|{_UNIT})$"
         text = pc.replace_substring_regex(text, dressed, r"\1")
     if pc.any(pc.match_substring_regex(text, _GROUPED)).as_py():
         text = _where(text, _GROUPED, pc.replace_substring_regex(text, _GAP, ""))

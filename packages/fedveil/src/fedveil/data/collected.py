@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +68,49 @@ def from_datasets(
     given = datasets if isinstance(datasets, Mapping) else dict(enumerate(datasets))
     if not given:
         raise ConfigError("datasets: there are none; give one for each client")
-    strict = shape is None or (task is None and classes is None and not class_names)
+    named = classes is not None or bool(class_names)
+    if task is None and named:
+        task = Task.CLASSIFICATION
+    if task not in (None, *Task):
+        raise ConfigError(f"task={task!r}: must be one of {', '.join(Task)}")
+    if np.dtype(dtype) not in (np.float32, np.uint8):
+        raise ConfigError(f"dtype={np.dtype(dtype)}: must be float32 or uint8")
+    strict = shape is None or task is None
     items = {name: _items(name, one, keys, strict) for name, one in given.items()}
-    declared = _Form(shape, np.dtype(dtype), task, classes, class_names)
-    form, unprotected = declared.completed(items)
-    parts = {name: form.columns(own) for name, own in items.items()}
-    inputs, targets = (np.concatenate(columns) for columns in zip(*parts.values(), strict=True))
+    unprotected = []
+    if shape is None:
+        shape = _agreed(items, lambda x, y: np.shape(x), "inputs of shape")
+        unprotected.append(SHAPE)
+    kinds = {_kind(y) for own in items.values() for _, y in own if y is not None}
+    texts = not named and kinds == {_TEXTS}  # names that nobody has declared
+    if task is None:
+        _agreed(items, lambda x, y: _kind(y), "targets that are")
+        task = task_of(None, _stacked([y for own in items.values() for _, y in own]))
+        unprotected.append(TASK)
+    if task in (Task.CLASSIFICATION, Task.MULTI_LABEL) and not named:
+        unprotected.append(CLASSES)
+    width = len(class_names) or classes or 0
+    if not width:
+        sizes = (np.size(y) for own in items.values() for _, y in own if y is not None)
+        width = max(sizes, default=0)
+    codes = {name: code for code, name in enumerate(class_names)}
+    stored = np.int64 if task == Task.SEQUENCE else np.dtype(dtype)
+    inputs, targets, owners = [], [], []
+    for name, own in items.items():
+        x_column = np.zeros((max(1, len(own)), *shape), stored)
+        y_column = _no_targets(len(x_column), str(task), tuple(shape), width, texts=texts)
+        for place, (x, y) in enumerate(own):
+            if x is not None and y is not None and _fits(x, x_column[place]):
+                with suppress(TypeError, ValueError):
+                    y_column[place] = _target(y, str(task), None if texts else codes)
+        inputs.append(x_column)
+        targets.append(y_column)
+        owners += [name] * len(x_column)
     made = Federation.from_arrays(
-        inputs,
-        targets,
-        np.repeat(np.array(list(parts)), [len(y) for _, y in parts.values()]),
-        task=form.task,
+        np.concatenate(inputs),
+        np.concatenate(targets),
+        np.array(owners),
+        task=task,
         classes=classes,
         class_names=class_names,
         **settings,
@@ -86,91 +118,24 @@ def from_datasets(
     return replace(made, unprotected=tuple(dict.fromkeys((*unprotected, *made.unprotected))))
 
 
-@dataclass(frozen=True)
-class _Items:
-    """One client's inputs and targets, each as it is: in an array, or None if it is unreadable."""
-
-    name: object
-    inputs: Sequence[Array | None]
-    targets: Sequence[Array | None]
-
-    @property
-    def shapes(self) -> set[tuple[int, ...]]:
-        return {np.shape(one) for one in self.inputs if one is not None}
-
-    @property
-    def kinds(self) -> set[str]:
-        return {_kind(one) for one in self.targets if one is not None}
+def _no_targets(count: int, task: str, shape: tuple[int, ...], width: int, *, texts: bool) -> Array:
+    """A column without any targets; text if they are names that nobody declared."""
+    if task == Task.REGRESSION:
+        return np.full(count, np.nan)
+    if task == Task.SEQUENCE:
+        return np.full((count, *shape), MISSING_CLASS)
+    if task == Task.MULTI_LABEL:
+        return np.full((count, width), MISSING_CLASS)
+    return np.full(count, None if texts else MISSING_CLASS, object if texts else np.int64)
 
 
-@dataclass(frozen=True)
-class _Form:
-    """What is known about all items: as declared, and completed from the items themselves."""
-
-    shape: Sequence[int] | None
-    dtype: np.dtype[Any]
-    task: Task | str | None
-    classes: int | None
-    class_names: tuple[str, ...]
-
-    def completed(self, items: Mapping[Any, _Items]) -> tuple[_Form, tuple[str, ...]]:
-        """Return the form with what was not declared, and sentences on what was not."""
-        form, unprotected = self, []
-        if form.task is None and (form.classes is not None or form.class_names):
-            form = replace(form, task=Task.CLASSIFICATION)
-        if form.task not in (None, *Task):
-            raise ConfigError(f"task={form.task!r}: must be one of {', '.join(Task)}")
-        if form.dtype not in (np.float32, np.uint8):
-            raise ConfigError(f"dtype={form.dtype}: must be float32 or uint8")
-        if form.shape is None:
-            form, unprotected = replace(form, shape=_common_shape(items)), [SHAPE]
-        if form.task is None:
-            task = task_of(None, _joined_targets(items))
-            form, unprotected = replace(form, task=task), [*unprotected, TASK]
-        if form.task == Task.SEQUENCE:
-            form = replace(form, dtype=np.dtype(np.int64))
-        if form.task in (Task.CLASSIFICATION, Task.MULTI_LABEL) and not form.counted:
-            unprotected.append(CLASSES)
-        return form, tuple(unprotected)
-
-    @property
-    def counted(self) -> bool:
-        """Whether at least the number of classes is declared."""
-        return self.classes is not None or bool(self.class_names)
-
-    def columns(self, items: _Items) -> tuple[Array, Array]:
-        """Read one client's items, each by itself; one that does not fit has no target."""
-        count, shape = max(1, len(items.targets)), tuple(self.shape or ())
-        inputs = np.zeros((count, *shape), self.dtype)
-        targets = self._no_targets(items, count)
-        for place, (x, y) in enumerate(zip(items.inputs, items.targets, strict=True)):
-            if x is not None and y is not None and _fits(x, inputs[place]):
-                with suppress(TypeError, ValueError):
-                    targets[place] = self._target(y)
-        return inputs, targets
-
-    def _no_targets(self, items: _Items, count: int) -> Array:
-        """A column without any targets; text if these are names that nobody declared."""
-        if self.task == Task.REGRESSION:
-            return np.full(count, np.nan)
-        if self.task == Task.SEQUENCE:
-            return np.full((count, *(self.shape or ())), MISSING_CLASS)
-        if self.task == Task.MULTI_LABEL:
-            width = len(self.class_names) or self.classes or _width(items)
-            return np.full((count, width), MISSING_CLASS)
-        texts = not self.counted and items.kinds == {_TEXTS}
-        return np.full(count, None if texts else MISSING_CLASS, object if texts else np.int64)
-
-    def _target(self, target: Array) -> Any:
-        """One target as it is stored."""
-        if self.task == Task.REGRESSION:
-            return number_of(_entry(target))
-        if self.task in (Task.SEQUENCE, Task.MULTI_LABEL):
-            return [code_of(entry) for entry in target.tolist()]
-        entry = _entry(target)
-        if not self.counted and isinstance(entry, str):
-            return entry
-        return code_of(entry, {name: code for code, name in enumerate(self.class_names)})
+def _target(target: Array, task: str, codes: Mapping[str, int] | None) -> Any:
+    """One target as it is stored; classes without `codes` are names."""
+    if task == Task.REGRESSION:
+        return number_of(_entry(target))
+    if task in (Task.SEQUENCE, Task.MULTI_LABEL):
+        return [code_of(entry) for entry in target.tolist()]
+    return _entry(target) if codes is None else code_of(_entry(target), codes)
 
 
 def _entry(target: Array) -> Any:
@@ -193,13 +158,14 @@ def _fits(x: Array, into: Array) -> bool:
     return bool(good)
 
 
-def _items(name: object, dataset: Any, keys: tuple[str, str] | None, strict: bool) -> _Items:
-    """Take the items out of a data set. An item that cannot be taken is refused if `strict`, where
-    nothing is certified anyway, and else is no item."""
+def _items(
+    name: object, dataset: Any, keys: tuple[str, str] | None, strict: bool
+) -> list[tuple[Array | None, Array | None]]:
+    """Take inputs and targets out of a data set. An item that cannot be taken is refused if
+    `strict`, where nothing is certified anyway, and else is none."""
     tensors = getattr(dataset, "tensors", None)
     if isinstance(tensors, tuple) and len(tensors) == 2:  # torch's TensorDataset
-        inputs, targets = (_array(tensor) for tensor in tensors)
-        return _Items(name, list(inputs), list(targets))
+        return list(zip(*(list(_array(tensor)) for tensor in tensors), strict=True))
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(f"data set {name!r}: a {type(dataset).__name__} has no items by number")
     pairs: list[tuple[Array | None, Array | None]] = []
@@ -211,55 +177,38 @@ def _items(name: object, dataset: Any, keys: tuple[str, str] | None, strict: boo
             if strict:
                 raise
             pairs.append((None, None))
-    return _Items(name, [x for x, _ in pairs], [y for _, y in pairs])
+    return pairs
 
 
-def _common_shape(items: Mapping[Any, _Items]) -> tuple[int, ...]:
-    """The shape of all inputs, where nobody declared it."""
-    for own in items.values():
-        if len(own.shapes) > 1:
-            raise ConfigError(f"data set {own.name!r}: its items differ in shape")
-    shapes = {name: next(iter(own.shapes)) for name, own in items.items() if own.shapes}
-    if not shapes:
+def _agreed(items: Mapping[Any, Any], of: Callable[[Array, Array], Any], what: str) -> Any:
+    """Return what all items have in common, where nobody declared it."""
+    found = [
+        (name, of(x, y))
+        for name, own in items.items()
+        for x, y in own
+        if x is not None and y is not None
+    ]
+    if not found:
         raise ConfigError("datasets: no client has any items")
-    first = next(iter(shapes))
-    for name, shape in shapes.items():
-        if shape != shapes[first]:
+    first, usual = found[0]
+    for name, value in found:
+        if value != usual:
             raise ConfigError(
-                f"data set {name!r}: inputs of shape {list(shape)}, and those of {first!r} have "
-                f"{list(shapes[first])}; declare the shape of all"
+                f"data set {name!r}: {what} {_listed(value)}, and those of {first!r} have "
+                f"{_listed(usual)}. Declare shape, task and classes."
             )
-    return shapes[first]
+    return usual
 
 
-def _joined_targets(items: Mapping[Any, _Items]) -> Array:
-    """All targets, where nobody declared of what kind they are: they must be of one."""
-    for own in items.values():
-        if len(own.kinds) > 1:
-            raise ConfigError(
-                f"data set {own.name!r}: its targets mix {' and '.join(sorted(own.kinds))}; "
-                "convert them to one type, or declare task and classes"
-            )
-    kinds = {name: next(iter(own.kinds)) for name, own in items.items() if own.kinds}
-    if not kinds:
-        raise ConfigError("datasets: no client has any items")
-    first = next(iter(kinds))
-    for name, kind in kinds.items():
-        if kind != kinds[first]:
-            raise ConfigError(
-                f"data set {name!r}: its targets are {kind}, and those of {first!r} "
-                f"{kinds[first]}; convert them to one type, or declare task and classes"
-            )
-    targets = [one for own in items.values() for one in own.targets if one is not None]
+def _listed(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _stacked(targets: Sequence[Array | None]) -> Array:
     try:
-        return np.stack(targets)
+        return np.stack([one for one in targets if one is not None])
     except ValueError:
         raise ConfigError("datasets: targets differ in shape; declare task and classes") from None
-
-
-def _width(items: _Items) -> int:
-    """How many labels an item has, where nobody declared it."""
-    return max((one.size for one in items.targets if one is not None), default=0)
 
 
 def _pair(name: object, item: Any, keys: tuple[str, str] | None) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from fedveil.core.arrays import Ints
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
 from fedveil.core.units import Entropy, Trust, Unit
-from fedveil.data.labels import MOST_CLASSES
+from fedveil.data.draft import MOST_CLASSES
 from fedveil.data.schema import Column, Kind
 from fedveil.data.statistics import (
     BINS,
@@ -22,9 +22,10 @@ from fedveil.data.statistics import (
     GRID,
     ROW,
     Floats,
+    Summary,
     Voters,
-    bought_columns,
     spread_votes,
+    summaries,
     threshold,
 )
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisySelection, NoisyVotes
@@ -33,6 +34,7 @@ from fedveil.privacy.noise.integers import discrete_gaussian
 from fedveil.privacy.releases import Release
 from fedveil.privacy.sampling import Everyone
 
+FEW = 30  # clients: fewer than these cannot hide one of them, so records are protected instead
 MOST_RELEASES = 3  # coarse votes, fine votes, names of classes
 SHARE = 0.3  # of the budget's Gaussian parameter: leaves training 95 % of it
 MISSED = 0.1  # of delta: for the names of classes that one unit alone has
@@ -76,12 +78,21 @@ class Offer:
 
 @dataclass(frozen=True)
 class Bought:
-    """What was paid: the releases, and for whom they were made. Part of every guarantee."""
+    """What was paid: the releases, and for whom they were made. Part of every guarantee.
+
+    Attributes:
+        unit: Who is protected.
+        trust: By whom.
+        entropy: Where the noise is from.
+        releases: What was released.
+        client_column: The column that named the clients; None: nobody has noted it.
+    """
 
     unit: Unit
     trust: Trust
     entropy: Entropy
     releases: tuple[Release, ...]
+    client_column: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, unit=one_of(Unit), trust=one_of(Trust), entropy=one_of(Entropy))
@@ -103,12 +114,24 @@ class Bought:
                 "read the table again for this run",
             )
 
+    def check_clients(self, column: str | None) -> None:
+        """Refuse a table with other clients, of which one may have had the votes of many."""
+        noted = self.client_column
+        if self.unit is Unit.CLIENT and noted is not None and noted != column:
+            raise PrivacyRefusal(
+                f"the columns' statistics protect clients as column {noted!r} names them, and this "
+                "run has other clients",
+                "name that column as --client-column, or write a schema of what is public",
+            )
+
     def to_dict(self) -> dict[str, Any]:
+        noted = {} if self.client_column is None else {"client_column": self.client_column}
         return {
             "unit": str(self.unit),
             "trust": str(self.trust),
             "entropy": str(self.entropy),
             "releases": [release.to_dict() for release in self.releases],
+            **noted,
         }
 
     @classmethod
@@ -116,9 +139,27 @@ class Bought:
         try:
             releases = tuple(Release.from_dict(release) for release in document["releases"])
             unit, trust = Unit(document["unit"]), Trust(document["trust"])
-            return cls(unit, trust, Entropy(document["entropy"]), releases)
+            client = document.get("client_column")
+            return cls(unit, trust, Entropy(document["entropy"]), releases, client)
         except (KeyError, ValueError, TypeError) as error:
             raise ConfigError(f"bought statistics: damaged description ({error})") from None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of a table that were bought.
+
+    Attributes:
+        columns: How to encode the columns that can be told from noise, the label included.
+        summaries: What the votes say, by column.
+        std: The noise on every count.
+        bought: What they have cost.
+    """
+
+    columns: dict[str, Column]
+    summaries: dict[str, Summary]
+    std: float
+    bought: Bought
 
 
 def affordable(offer: Offer, units: int, columns: int) -> bool:
@@ -134,24 +175,36 @@ def buy(
     decimal: str,
     separator: str | None = None,
     quantity: bool = False,
-) -> tuple[dict[str, Column], Bought]:
-    """Columns of a table by name, the label included, from noisy votes alone.
+) -> Statistics:
+    """Buy a description of a table's columns from noisy votes alone.
 
-    `clients` numbers every row's client. A label that is found to be classes becomes a category
-    with names; where nobody may pick names (distributed trust) it is left out: somebody else must
-    declare them. With a separator a cell of the label names any number of classes. A label that is
-    declared to be a `quantity` is a number, however few values it has.
+    Args:
+        table: The values of every column, by name.
+        label: The column to predict, whose classes are named; where nobody may pick names
+            (distributed trust) it is left out if it holds classes: somebody else must declare them.
+            Empty, or not in the table: none.
+        clients: Every row's client, `[rows]`.
+        offer: The terms.
+        decimal: The decimal mark of numbers in text.
+        separator: What stands between the classes of a cell of the label.
+        quantity: Whether the label is declared to be a number, however few values it has.
+
+    Returns:
+        The columns that can be told from noise, what their votes say, and the cost.
     """
     voters = Voters(None if offer.unit is Unit.RECORD else clients)
     randomness, width = Randomness(offer.seed), len(table)
     std = offer.noise * math.sqrt(width)
-    releases: list[Release] = []
+    names_classes = offer.trust is not Trust.DISTRIBUTED and label in table
+    names_classes &= separator is not None or not quantity
+    releases = releases_of(offer, width, names_classes=names_classes)
+    bought = Bought(offer.unit, offer.trust, randomness.entropy, releases)
     if offer.pay is not None:
-        most = _most(offer, width)
-        offer.pay(Bought(offer.unit, offer.trust, randomness.entropy, most))
+        offer.pay(bought)
+    purposes = iter(("statistics 0", "statistics 1"))
 
     def noisy(votes: Ints) -> Floats:
-        purpose = f"statistics {len(releases)}"
+        purpose = next(purposes)
         total, grid = votes.ravel(), 1.0 / voters.whole
         if offer.trust is Trust.DISTRIBUTED:
             share = std * voters.whole / math.sqrt(offer.shares)
@@ -160,32 +213,36 @@ def buy(
                 total = total + discrete_gaussian(stream, total.size, share)
         else:
             total = protect_sum(total, std, grid, randomness.stream(purpose))
-        releases.append(_votes(offer, width, total.size))
         return total.reshape(votes.shape).astype(np.float64) * grid
 
     bins = {} if offer.bins is None else dict.fromkeys(set(table) - {label}, offer.bins)
     # How many clients there are is public, and stands in the offer; rows are not counted.
     units = None if offer.unit is Unit.RECORD else offer.shares
-    columns, classes = bought_columns(table, voters, noisy, std, units, decimal, bins)
-    if quantity:
-        classes.discard(label)
+    found = summaries(table, voters, noisy, std, units, decimal, bins)
+    columns = {name: one.column for name, one in found.items() if one.column is not None}
     dated = label in columns and columns[label].kind is Kind.DATE
-    if dated or (separator is not None and label in table):
-        classes.add(label)  # a date is predicted as a class or not at all
-    if offer.trust is not Trust.DISTRIBUTED and label in classes:
+    named = label in table and found[label].classes and not quantity
+    # A date is predicted as a class or not at all.
+    named = named or dated or (separator is not None and label in table)
+    if names_classes and named:
         stream = randomness.stream("statistics of the label")
-        releases.append(_selection(offer))
         names = _selected(table[label], voters, offer, stream, separator)
         columns[label] = Column(Kind.CATEGORY, categories=names, separator=separator)
-    elif label in classes:
+    elif named:
         columns.pop(label, None)
-    return columns, Bought(offer.unit, offer.trust, randomness.entropy, tuple(releases))
+    return Statistics(columns, found, std, bought)
 
 
-def _most(offer: Offer, width: int) -> tuple[Release, ...]:
-    """All that a purchase of so many columns may release."""
+def releases_of(offer: Offer, width: int, *, names_classes: bool) -> tuple[Release, ...]:
+    """Return what a purchase of so many columns releases, decided by public facts alone.
+
+    Whether the names of classes are asked for in the end follows from noisy votes; so it counts
+    wherever it may be (`names_classes`).
+    """
     votes = (_votes(offer, width, BINS * width), _votes(offer, width, FINE * width))
-    return votes if offer.trust is Trust.DISTRIBUTED else (*votes, _selection(offer))
+    if not names_classes:
+        return votes
+    return (*votes, Release(NoisySelection(offer.noise, offer.missed), Everyone(), 1))
 
 
 def _votes(offer: Offer, width: int, size: int) -> Release:
@@ -195,10 +252,6 @@ def _votes(offer: Offer, width: int, size: int) -> Release:
     clip, std = math.sqrt(width), offer.noise * math.sqrt(width / offer.shares)
     mechanism = DiscreteGaussianSum(clip, 1.0 / ROW, std, offer.shares, size, rounding_beta=None)
     return Release(mechanism, Everyone(offer.shares), 1)
-
-
-def _selection(offer: Offer) -> Release:
-    return Release(NoisySelection(offer.noise, offer.missed), Everyone(), 1)
 
 
 def _selected(

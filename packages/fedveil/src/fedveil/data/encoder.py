@@ -1,26 +1,34 @@
-"""How rows of a table become a model's inputs, kept with the model to read further rows alike."""
+"""Encode the rows of a table: numbers scaled or cut, categories one-hot, texts as vectors.
+
+What becomes of a row is a pure function of that row and of the schema. The same `TableEncoder`
+reads rows in training, in prediction and at the sites of a federation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.encoding import (
-    Floats,
-    category_codes,
-    encode,
-    feature_names,
-    kind_of,
-    numbers_of,
-    parts_of,
-)
+from fedveil.data import cells
+from fedveil.data.examples import Scaling, Task
 from fedveil.data.schema import Column, Kind, entry_of, parse_schema
+
+FARTHEST = 5.0  # inputs are clipped there: one outlier must not rule a client's gradient
+_TICKS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
+_LARGEST = float(np.finfo(np.float32).max)
+
+Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 
 Marked = dict[str, npt.NDArray[np.bool_]]  # by column, `[rows]`
 
@@ -67,6 +75,28 @@ class TableEncoder:
         return self.target.separator is not None
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, or of several labels; none if numbers are predicted."""
+        if len(self.labels) > 1:
+            return self.labels
+        return ("false", "true") if self.target.kind is Kind.BOOLEAN else self.target.categories
+
+    @property
+    def task(self) -> Task:
+        """What is predicted."""
+        if len(self.labels) > 1 or self.separated:
+            return Task.MULTI_LABEL
+        return Task.REGRESSION if self.target.kind is Kind.NUMBER else Task.CLASSIFICATION
+
+    @property
+    def target_scaling(self) -> Scaling | None:
+        """How a number that is predicted is standardised."""
+        if self.task is not Task.REGRESSION:
+            return None
+        shift, factor = self.target.centre, 1 / self.target.width
+        return Scaling(np.asarray(shift, np.float32), np.asarray(factor, np.float32))
+
+    @property
     def features(self) -> tuple[str, ...]:
         """The names of the inputs."""
         return tuple(
@@ -103,6 +133,26 @@ class TableEncoder:
                 unknown[name] = ~(block.any(1) | gaps[name])
             start += width
         return Encoded(matrix, gaps, unknown)
+
+    def examples(self, pieces: Iterable[Any]) -> tuple[Floats, Array]:
+        """Encode the rows of a table as training sees them.
+
+        Args:
+            pieces: The rows, as tables with all columns and labels.
+
+        Returns:
+            Inputs `[rows, features]`, and targets: class numbers, -1 where there is none; or
+            standardised numbers, NaN where there is none; or 0 and 1 `[rows, labels]`.
+        """
+        inputs, targets = [], []
+        for piece in pieces:
+            inputs.append(self.encode(piece).inputs)
+            values, _ = self.targets(piece)
+            if self.task is Task.REGRESSION:
+                values = np.clip(scaled(values, self.target), -_LARGEST, _LARGEST)
+                values = values.astype(np.float32)
+            targets.append(values)
+        return np.concatenate(inputs), np.concatenate(targets)
 
     def targets(self, table: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Class numbers, or numbers in the label's own unit, and which rows have neither; of
@@ -156,8 +206,159 @@ def check_stored(path: Path | str, name: str, values: Any, column: Column, says:
     """Refuse values whose stored type cannot be read as this kind of column."""
     stored = kind_of(values)
     if stored is Kind.CATEGORY:
-        return  # text: each cell is read by itself
+        return  # each cell is read by itself
     number_like = column.kind is Kind.NUMBER and stored in (Kind.DATE, Kind.BOOLEAN)
     undated = column.kind is Kind.DATE and stored is Kind.NUMBER
     if stored is Kind.IGNORE or number_like or undated:
         raise ConfigError(f"{path}: column {name!r} holds {stored}, {says} {column.kind}")
+
+
+def kind_of(values: Any) -> Kind:
+    """What the stored type says, before looking at any value."""
+    kind = values.type
+    if pa.types.is_boolean(kind):
+        return Kind.BOOLEAN
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return Kind.DATE
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return Kind.NUMBER
+    return Kind.CATEGORY if pa.types.is_string(kind) else Kind.IGNORE
+
+
+def unreadable(values: Any) -> bool:
+    """Whether values are stored as what is neither numbers, dates, text nor nothing."""
+    return kind_of(values) is Kind.IGNORE and not pa.types.is_null(values.type)
+
+
+def is_list(values: Any) -> bool:
+    """Whether values are stored as lists of text or of whole numbers."""
+    if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+        return False
+    entries = values.type.value_type
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(holds(entries) for holds in (*texts, pa.types.is_integer))
+
+
+def joined(values: Any, separator: str) -> Any:
+    """Return lists of text or of whole numbers as one text each, and all else as it is."""
+    return (
+        pc.binary_join(values.cast(pa.list_(pa.string())), separator) if is_list(values) else values
+    )
+
+
+def feature_names(name: str, column: Column) -> list[str]:
+    gap = [f"{name} (missing)"] if column.missing else []
+    if column.kind is Kind.TEXT:
+        return [f"{name} #{place}" for place in range(column.length or 0)]
+    if column.kind is Kind.CATEGORY:
+        values = column.categories or [f"#{bucket}" for bucket in range(column.buckets or 0)]
+        return [*(f"{name}={value}" for value in values), *gap]
+    if column.cuts:
+        cuts = [f"{cut:.6g}" for cut in column.cuts]
+        inner = (f"{name} {low} to {high}" for low, high in pairwise(cuts))
+        bins = [f"{name} below {cuts[0]}", *inner, f"{name} from {cuts[-1]}"]
+        return [*bins, f"{name} (missing)"]
+    return [name, *gap]
+
+
+def encode(values: Any, column: Column, out: Floats) -> npt.NDArray[np.bool_]:
+    """Write the inputs of one column into `out [examples, features of the column]`, each row's by
+    itself; which of its values are missing."""
+    gaps: npt.NDArray[np.bool_]
+    if column.kind is Kind.TEXT:
+        from fedveil.data.texts import encoder_of  # brings torch
+
+        out[:] = encoder_of(column).vectors(as_text(values).to_pylist())
+        return np.zeros(len(values), bool)  # an empty text is a text
+    if column.kind is Kind.CATEGORY:
+        if column.buckets is None:
+            codes = category_codes(values, column.categories)
+        else:
+            codes = bucket_codes(values, column.buckets)
+        out[:] = 0
+        known = np.flatnonzero(codes >= 0)
+        out[known, codes[known]] = 1
+        gaps = np.asarray(values.is_null())
+    elif column.cuts:
+        numbers = numbers_of(values, column)
+        gaps = np.isnan(numbers)
+        places = np.searchsorted(np.array(column.cuts), numbers, side="right")
+        out[:] = 0
+        out[np.arange(len(numbers)), np.where(gaps, len(column.cuts) + 1, places)] = 1
+        return gaps
+    else:
+        numbers = np.clip(scaled(numbers_of(values, column), column), -FARTHEST, FARTHEST)
+        gaps = np.isnan(numbers)
+        out[:, 0] = np.where(gaps, 0.0, numbers)  # the centre: neither high nor low
+    if column.missing:
+        out[:, -1] = gaps
+    return gaps
+
+
+def scaled(numbers: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64]:
+    if column.kind is Kind.BOOLEAN:
+        return numbers
+    if column.min is not None and column.max is not None:
+        numbers = np.clip(numbers, column.min, column.max)
+    with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell of such a number
+        return (numbers - column.centre) / column.width
+
+
+def category_codes(values: Any, categories: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Position of every value among the categories, -1 if missing or not among them.
+
+    A value in another spelling than the category's (2.0 for 2, True for true, and if there is no
+    such category, 2% for 2) counts as it.
+    """
+    text, names = as_text(values), pa.array(list(categories), pa.string())
+    found = pc.index_in(text, value_set=names)
+    for spelt in (cells.canonical, lambda one: cells.canonical(cells.undressed(one))):
+        if found.null_count > text.null_count:
+            found = pc.coalesce(found, pc.index_in(spelt(text), value_set=spelt(names)))
+    return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+
+
+def parts_of(values: Any, separator: str) -> tuple[npt.NDArray[np.int64], Any]:
+    """The parts of all cells, trimmed and without empty ones, and the row that each is from."""
+    text = as_text(joined(values, separator))
+    text = pc.replace_substring(pc.fill_null(text, ""), cells.BETWEEN, separator)
+    lists = pc.split_pattern(text, pattern=separator)
+    lists = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
+    parts = pc.utf8_trim_whitespace(pc.list_flatten(lists))
+    rows = np.asarray(pc.list_parent_indices(lists)).astype(np.int64)
+    named = np.asarray(pc.not_equal(parts, ""))
+    return rows[named], parts.filter(pa.array(named))
+
+
+def bucket_codes(values: Any, buckets: int) -> npt.NDArray[np.int64]:
+    """A number below `buckets` for every value, by a public hash of its text; -1 if missing."""
+    coded = pc.dictionary_encode(cells.canonical(as_text(values)))
+    coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
+    hashed = [zlib.crc32(text.encode()) % buckets for text in coded.dictionary.to_pylist()]
+    places = np.asarray(pc.fill_null(coded.indices, len(hashed))).astype(np.int64)
+    return np.array([*hashed, -1], dtype=np.int64)[places]
+
+
+def as_text(values: Any) -> Any:
+    """Values as categories are written: whole numbers without a decimal point."""
+    if pa.types.is_floating(values.type):
+        return cells.number_text(values)
+    return values.cast(pa.string())
+
+
+def numbers_of(values: Any, column: Column) -> npt.NDArray[np.float64]:
+    """Floats with NaN for missing values; dates as days since 1970-01-01."""
+    if pa.types.is_string(values.type):
+        if column.kind is Kind.DATE:
+            values = cells.days(values)
+        elif column.kind is Kind.BOOLEAN:
+            values = cells.truths(values)
+        else:
+            values = cells.numbers(values, column.decimal or ".")
+    if pa.types.is_date32(values.type):
+        values = values.cast(pa.int32())
+    elif pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+        ticks = values.cast(pa.int64()).cast(pa.float64(), safe=False)
+        values = pc.divide(ticks, 86_400.0 * _TICKS[getattr(values.type, "unit", "ms")])
+    floats = values.cast(pa.float64(), safe=False)
+    return np.asarray(floats.to_numpy(), dtype=np.float64)

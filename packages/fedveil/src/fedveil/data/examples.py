@@ -56,7 +56,9 @@ class Examples:
     labels: `[examples, labels]`).
 
     `usable` `[examples]` says which examples count. The others hold zeros in the place of values
-    that were missing or made no sense (`data.unusable`). None means that all count.
+    that were missing or made no sense (`data.unusable`). None means that all count. `persons`
+    `[examples]` numbers the persons that examples belong to; the same number is the same person,
+    at other clients too. None means that nobody has said who they are.
 
     >>> len(fv.Examples(np.zeros((3, 2), np.float32), np.array([0, 1, 1])).targets)
     3
@@ -65,6 +67,7 @@ class Examples:
     inputs: Array
     targets: Array
     usable: npt.NDArray[np.bool_] | None = None
+    persons: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -73,7 +76,10 @@ class Examples:
         return f"Examples({len(self)}, inputs {self.inputs.dtype}{list(self.inputs.shape[1:])})"
 
     def take(self, rows: npt.NDArray[np.int64]) -> Examples:
-        return Examples(take(self.inputs, rows), take(self.targets, rows), some(self.usable, rows))
+        persons = None if self.persons is None else self.persons[rows]
+        return Examples(
+            take(self.inputs, rows), take(self.targets, rows), some(self.usable, rows), persons
+        )
 
     def only_usable(self) -> Examples:
         """Return the examples that count."""

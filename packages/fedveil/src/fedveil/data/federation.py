@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from fedveil.core.arguments import check_fields, one_of, settle
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
-from fedveil.data.assignment import Owners
+from fedveil.data.assignment import Assignment, Owners, group
 from fedveil.data.columns import Array
 from fedveil.data.declared import CLASSES, VOCABULARY, by_values, count_classes, dealing, used_again
 from fedveil.data.examples import (
@@ -57,6 +58,24 @@ ARTIFICIAL_NOTE = (
 )
 
 
+class Persons(NamedTuple):
+    """Where the persons of clients stand among the training examples.
+
+    Attributes:
+        starts: A client's person `j` has the examples `starts[j]:starts[j + 1]`. A person at
+            several clients is there once for each.
+        offsets: Client `i` has the persons `offsets[i]:offsets[i + 1]`.
+    """
+
+    starts: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Persons of each client, `[clients]`."""
+        return np.diff(self.offsets)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation(Displayed):
     """Clients' training examples, sorted by client, plus public test (and validation) examples.
@@ -85,6 +104,8 @@ class Federation(Displayed):
     bought: Bought | None = None  # noisy statistics that made it; part of every guarantee
     verified: bool = False  # unusable examples were marked before
     public: bool = False  # somebody declared that its rows are known to everybody
+    # Most usable examples of a person, at all clients together: declared, and enforced by a cap.
+    records_per_person: int | None = None
     elsewhere: bool = False  # the training rows are on their owners' machines, and none is here
 
     def __post_init__(self) -> None:
@@ -113,6 +134,8 @@ class Federation(Displayed):
                 self._check_shapes(part, examples)
         if not self.verified:
             self._mark_unusable({part: own for part, own in parts.items() if own is not None})
+        if self.records_per_person is not None:
+            self._check_cap(self.records_per_person)
 
     def _mark_unusable(self, parts: dict[str, Examples]) -> None:
         """Mark unusable examples. A part with such examples is copied, so whether parts share
@@ -122,6 +145,18 @@ class Federation(Displayed):
         settle(self, **found)
         if again and any(found[part] is not own for part, own in parts.items()):
             settle(self, unprotected=tuple(dict.fromkeys((*self.unprotected, *again))))
+
+    def _check_cap(self, most: int) -> None:
+        """Whoever makes a federation of columns may have forgotten to draw the rows that count."""
+        persons, usable = self.train.persons, self.train.usable
+        if persons is not None and usable is not None:
+            persons = persons[usable]
+        if persons is None or np.unique(persons, return_counts=True)[1].max(initial=0) > most:
+            raise ConfigError(
+                f"federation {self.name!r}: records_per_person={most}, but more examples of a "
+                "person count, or nobody has said whose they are. Make the federation by "
+                "from_arrays(persons=..., records_per_person=...), which draws them."
+            )
 
     def _check_scaling(self) -> None:
         """It must fit one example: parts as long as a batch would treat records by their place."""
@@ -145,6 +180,10 @@ class Federation(Displayed):
             raise ConfigError(
                 f"{where}: {len(examples.inputs)} inputs but {len(examples.targets)} targets"
             )
+        if examples.persons is not None and len(examples.persons) != len(examples.inputs):
+            raise ConfigError(
+                f"{where}: {len(examples.inputs)} inputs but {len(examples.persons)} persons"
+            )
         if examples.inputs.shape[1:] != self.input_shape:
             raise ConfigError(
                 f"{where}: inputs of shape {examples.inputs.shape[1:]}, not {self.input_shape}"
@@ -166,6 +205,7 @@ class Federation(Displayed):
             "task": str(self.task),
             "clients": self.clients,
             "training examples": len(self.train),
+            "persons": None if self.train.persons is None else len(np.unique(self.train.persons)),
             "test examples": len(self.test),
             "input shape": list(self.input_shape),
             "classes": self.classes or None,
@@ -184,6 +224,54 @@ class Federation(Displayed):
     def sizes(self) -> npt.NDArray[np.int64]:
         """Examples of each client, `[clients]`."""
         return np.diff(self.offsets)
+
+    @cached_property
+    def persons(self) -> Persons:
+        """Where the training examples of each client's persons stand.
+
+        Raises:
+            ConfigError: Nobody has said who the persons are, or a client's examples of a person do
+                not stand together (`from_arrays` puts them together).
+        """
+        number = self.train.persons
+        if number is None:
+            raise ConfigError(
+                f"federation {self.name!r}: nobody has said which person each example is of. Give "
+                "persons= to from_arrays, or data.person_column (--person-column)."
+            )
+        begins = np.empty(len(number), dtype=np.bool_)
+        begins[1:] = number[1:] != number[:-1]
+        begins[self.offsets[:-1]] = True
+        starts = np.append(np.flatnonzero(begins), len(number))
+        offsets = np.searchsorted(starts, self.offsets)
+        client = np.repeat(np.arange(self.clients), np.diff(offsets))
+        pairs = np.stack([client, number[starts[:-1]]], axis=1)
+        if len(np.unique(pairs, axis=0)) < len(pairs):
+            raise ConfigError(
+                f"federation {self.name!r}: a client's examples of one person must stand together. "
+                "Make the federation by from_arrays(persons=...), which puts them together."
+            )
+        return Persons(starts, offsets)
+
+    def at_sites(self, most: int) -> Federation:
+        """Mark examples as unusable that persons have beyond their first `most` clients.
+
+        Which clients these are depends on the person and the order of the clients' names alone.
+        """
+        spans, number = self.persons, self.train.persons
+        if number is None or self.clients <= most:
+            return self
+        owner = number[spans.starts[:-1]]  # in the order of clients
+        order = np.argsort(owner, kind="stable")
+        firsts = np.searchsorted(owner[order], owner[order])
+        beyond = np.zeros(len(owner), dtype=np.bool_)
+        beyond[order] = np.arange(len(owner)) - firsts >= most
+        if not beyond.any():
+            return self
+        usable = ~np.repeat(beyond, np.diff(spans.starts))
+        if self.train.usable is not None:
+            usable &= self.train.usable
+        return replace(self, train=replace(self.train, usable=usable), verified=True)
 
     @property
     def unusable(self) -> int:
@@ -223,6 +311,8 @@ class Federation(Displayed):
         targets: npt.ArrayLike,
         owners: npt.ArrayLike | Owners | None = None,
         *,
+        persons: npt.ArrayLike | Owners | None = None,
+        records_per_person: int | None = None,
         partition: Partition | None = None,
         test: Examples | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
         validation: Examples | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
@@ -255,6 +345,11 @@ class Federation(Displayed):
         class) keeps its place and contributes nothing (`Examples.usable`). One without an owner,
         None or NaN, belongs to nobody and is left out.
 
+        `persons` says which person each example is of, at whatever clients. Persons are held out
+        with all their examples or with none, and artificial clients are dealt whole persons. An
+        example without a person is left out. With `records_per_person`, a public number, at most
+        so many examples of a person count, drawn by its own name; the others are unusable.
+
         >>> inputs, labels = [[0.5], [1.5], [2.5], [3.5]], [0, 1, 0, 1]
         >>> owners = ["ann", "ann", "bob", "bob"]
         >>> federation = Federation.from_arrays(inputs, labels, owners, test_fraction=0.5)
@@ -272,6 +367,15 @@ class Federation(Displayed):
             if own is not None
         }
         partition = partition or ByOwner()
+        whose = None
+        if persons is not None:
+            whose = _persons(persons, len(pool))
+            pool = _with_persons(pool, whose, records_per_person, seed)
+        elif records_per_person is not None:
+            raise ConfigError(
+                f"records_per_person={records_per_person}: nobody has said which person each "
+                "example is of. Give persons= as well."
+            )
         dealt = deal(
             pool.targets,
             owners,
@@ -280,6 +384,7 @@ class Federation(Displayed):
             test=0.0 if "test" in parts else 0.2 if test_fraction is None else test_fraction,
             validation=0.0 if "validation" in parts else validation_fraction,
             seed=seed,
+            persons=whose,
         )
         parts.setdefault("test", pool.take(dealt.test))
         if dealt.validation.size:
@@ -321,7 +426,32 @@ class Federation(Displayed):
             owners=dealt.train.owners,
             class_names=class_names,
             features=features,
+            records_per_person=records_per_person,
         )
+
+
+def _persons(persons: npt.ArrayLike | Owners, count: int) -> Assignment:
+    """Return which of `count` examples belong to each person."""
+    entries = np.size(persons.codes if isinstance(persons, Owners) else persons)
+    if entries != count:
+        raise ConfigError(f"persons: {entries} entries for {count} examples")
+    try:
+        return group(persons)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("owner", "person")) from None
+
+
+def _with_persons(pool: Examples, persons: Assignment, most: int | None, seed: int) -> Examples:
+    """Return the examples with their persons' numbers, and at most so many usable of each."""
+    number = persons.numbers(len(pool))
+    if most is None:
+        return replace(pool, persons=number)
+    if most < 1:
+        raise ConfigError(f"records_per_person={most}: must be at least 1")
+    usable = np.zeros(len(pool), dtype=np.bool_)
+    drawn = persons.lottery(seed, "records of a person")
+    usable[persons.rows[drawn[persons.positions < most]]] = True
+    return replace(pool, usable=usable, persons=number)
 
 
 def _holdout(holdout: Holdout | str) -> Holdout:

@@ -38,6 +38,46 @@ def files_of(path: Path) -> dict[str, Path]:
     return named
 
 
+def shared_file(path: Path, other: Path) -> Path | None:
+    """Return a file or folder that two paths or patterns both mean, under whatever names."""
+    known = {_identity(one) for one in _meant(other)}
+    return next((one for one in _meant(path) if _identity(one) in known), None)
+
+
+def refuse_trained(test: Path, train: Path) -> None:
+    """Refuse to test on files that are trained on.
+
+    Args:
+        test: A file, or a folder or pattern of files.
+        train: The same, of the rows to train on.
+
+    Raises:
+        ConfigError: If they share a file.
+    """
+    shared = shared_file(test, train)
+    if shared is not None:
+        raise ConfigError(
+            f"{shared}: is trained on, and figures on its rows would have no noise. Name other "
+            "files to test on."
+        )
+
+
+def _meant(path: Path) -> list[Path]:
+    """Return all that a path means and that is there: itself, and the files in a folder."""
+    if path.is_dir():
+        return [path, *path.iterdir()]
+    if is_many(path):
+        base, pattern = _split(path)
+        return list(base.glob(pattern))
+    return [path] if path.exists() else []
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    """What two names of one file share."""
+    stat = file.stat()
+    return stat.st_dev, stat.st_ino
+
+
 def title(path: Path) -> str:
     """What to call the data in a file, a folder, or the files that fit a pattern."""
     return (_split(path)[0] if is_many(path) and not path.is_dir() else path).absolute().name

@@ -1,7 +1,8 @@
 """Which examples are kept for testing: never so many that a client is left without any.
 
 What is held out from a client depends on the public seed, its name and its own number of rows:
-neither on other clients, nor on what stands in its rows.
+neither on other clients, nor on what stands in its rows. Where the data say which person each row
+is of, a person is held out with all rows or with none, by a word made from its own name.
 """
 
 from __future__ import annotations
@@ -53,12 +54,16 @@ def deal(
     test: float,
     validation: float,
     seed: int,
+    persons: Assignment | None = None,
 ) -> Dealt:
     """Deal `len(labels)` rows to clients and hold some out; who comes first depends on `holdout`.
 
     `POOLED` takes its part before anything is dealt, unless the rows belong to owners already.
+    With `persons`, whose rows are known (`assignment.group`), nobody is cut: see `_deal_persons`.
     """
     need_fractions(test, validation)
+    if persons is not None:
+        return _deal_persons(labels, owners, partition, holdout, test, validation, seed, persons)
     if holdout is Holdout.POOLED and not isinstance(partition, ByOwner):
         part = pooled(len(labels), test, validation, generator(seed, "hold out"))
         _need_parts(part, test, validation)
@@ -76,6 +81,66 @@ def deal(
         validation=dealt.rows[part == VALIDATION],
         test=dealt.rows[part == TEST],
         from_clients=holdout is not Holdout.CLIENTS,
+    )
+
+
+def _deal_persons(
+    labels: npt.NDArray[np.generic],
+    owners: npt.ArrayLike | Owners | None,
+    partition: Partition,
+    holdout: Holdout,
+    test: float,
+    validation: float,
+    seed: int,
+    persons: Assignment,
+) -> Dealt:
+    """Deal rows such that a client's rows of a person stand together, and hold out whole persons.
+
+    Every person has a lot of its own, so a client may be left with fewer persons than others, or
+    with none, and is then left out. Rows that name no person are left out. Artificial clients are
+    dealt persons instead of rows, by the label of a person's first row. `CLIENTS` holds out a
+    person only if all of its clients are held out; what others have at such a client is left out.
+    """
+    if holdout is Holdout.LATEST:
+        raise ConfigError(
+            "holdout='latest' with persons: it would put some rows of a person into the test part "
+            "and train on the others. Use holdout='within', which holds out whole persons."
+        )
+    number = persons.numbers(len(labels))
+    if isinstance(partition, ByOwner):
+        if partition.cap is not None or partition.examples_per_client is not None:
+            raise ConfigError(
+                "cap, examples_per_client: they would choose rows of a client by their places, "
+                "which other persons' rows move. With persons use records_per_person."
+            )
+        dealt = partition.assign(labels, owners, seed)
+    else:
+        groups = partition.assign(labels[persons.rows[persons.offsets[:-1]]], None, seed)
+        pieces = [persons.rows[persons.offsets[p] : persons.offsets[p + 1]] for p in groups.rows]
+        lengths = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
+        dealt = Assignment(np.concatenate(pieces), lengths[groups.offsets])
+    dealt = dealt.keep(number[dealt.rows] >= 0)
+    client = np.repeat(np.arange(dealt.clients), dealt.sizes)
+    order = np.lexsort((number[dealt.rows], client))
+    dealt = Assignment(dealt.rows[order], dealt.offsets, dealt.owners)
+    own = number[dealt.rows]
+    if holdout is Holdout.CLIENTS:
+        by_client = _by_chance(dealt.client_words(seed, "hold out clients"), test, validation)
+        part = np.repeat(by_client, dealt.sizes)
+        first = np.full(persons.clients, TEST)  # training comes before validation, then test
+        np.minimum.at(first, own, part)
+        elsewhere = part != first[own]
+    else:
+        words = persons.client_words(seed, "hold out persons")
+        part = _by_chance(words, test, validation)[own]
+        elsewhere = np.zeros(len(part), dtype=np.bool_)
+    if not (part == TRAIN).any():
+        raise ConfigError("holdout: everybody was drawn; use smaller fractions or another seed")
+    return Dealt(
+        train=dealt.keep(part == TRAIN),
+        validation=dealt.rows[(part == VALIDATION) & ~elsewhere],
+        test=dealt.rows[(part == TEST) & ~elsewhere],
+        from_clients=holdout is not Holdout.CLIENTS and test + validation > 0,
     )
 
 

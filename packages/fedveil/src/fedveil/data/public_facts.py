@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Unit
-from fedveil.data.encoding import unreadable
+from fedveil.data.encoder import unreadable
 from fedveil.data.folder import FILE, files_of, is_many
-from fedveil.data.tablefile import column_names, count_rows, need_column, read_column
+from fedveil.data.rows import client_names, column_names, read_table
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,26 @@ class PublicFacts:
         return self._rows()
 
 
-def public_facts(path: Path, client_column: str) -> PublicFacts:
+def public_facts(path: Path, client_column: str | None) -> PublicFacts:
     """Read the header and the client column of a table, and nothing else.
 
     Args:
         path: a CSV or Parquet file, or a folder or a pattern of them.
-        client_column: the column that names the clients, or `folder.FILE` where each has a file.
+        client_column: the column that names the clients, or `folder.FILE` where each has a file;
+            None if all rows are one owner's.
 
     Returns:
         The public facts.
     """
     columns = tuple(column_names(path))
     if is_many(path) and client_column == FILE:
-        return PublicFacts(columns, len(files_of(path)), lambda: count_rows(path))
-    need_column(path, columns, client_column, "the clients")
-    names = read_column(path, client_column)
+        rows = partial(read_table, path, [FILE], client=FILE)
+        return PublicFacts(columns, len(files_of(path)), lambda: int(rows().num_rows))
+    if client_column is None:
+        rows = partial(read_table, path, columns[:1])
+        return PublicFacts(columns, 1, lambda: int(rows().num_rows))
+    table = read_table(path, [client_column], "the clients", client=client_column)
+    names = client_names(table.column(0))
     if unreadable(names):
         raise ConfigError(
             f"{path}: client column {client_column!r} holds {names.type}; clients' names are text "

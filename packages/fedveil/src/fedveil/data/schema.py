@@ -3,7 +3,7 @@
 A schema is a TOML or JSON file:
 
     [columns.age]
-    type = "number"        # number, date, boolean, category or ignore
+    type = "number"        # number, date, boolean, category, text or ignore
     min = 17               # either min and max (values are clipped), or mean and std
     max = 90
     cuts = [30, 45, 60]    # optional: four bins with an input each, instead of one scaled number
@@ -20,6 +20,9 @@ A schema is a TOML or JSON file:
     type = "category"
     categories = ["red", "large"]
     separator = ";"
+
+    [columns.notes]                   # free text: a vector by a frozen public sentence encoder
+    type = "text"
 
 The label and the client column may stand in it too. Columns that do not stand in it are not used.
 """
@@ -40,6 +43,7 @@ from typing import Any
 
 from fedveil.core.errors import ConfigError
 
+BOUGHT = "bought"  # key of a schema's file: what its statistics have cost
 MOST_BUCKETS = 1024
 _EPOCH = datetime.date(1970, 1, 1)
 
@@ -49,6 +53,7 @@ class Kind(StrEnum):
     DATE = "date"  # days since 1970-01-01
     BOOLEAN = "boolean"
     CATEGORY = "category"
+    TEXT = "text"  # free text, a vector by a public encoder (`data.texts`)
     IGNORE = "ignore"
 
 
@@ -72,6 +77,9 @@ class Column:
     buckets: int | None = None  # of categories that nobody has listed
     separator: str | None = None  # of a label: between the classes of a cell, of which it has any
     guess: bool = False  # taken from the rows, and nobody has said that it is public
+    encoder: str | None = None  # of text: what turns it into a vector, as in `data.text_encoder`
+    digest: str | None = None  # of text: SHA-256 of the encoder; another one is refused
+    length: int | None = None  # of text: numbers in the encoder's vectors
 
     @property
     def centre(self) -> float:
@@ -86,13 +94,19 @@ class Column:
         return self.std or 1.0
 
 
-def read_schema(path: Path) -> dict[str, Column]:
-    """The columns that a schema file describes."""
-    return parse_schema({"columns": read_columns(path)}, f"schema {path}")
-
-
 def read_columns(path: Path) -> dict[str, Any]:
-    """The same as plain tables, as the file has them."""
+    """Return the columns that a public schema file describes, as the file has them."""
+    document = read_schema(path)
+    if BOUGHT in document:
+        raise ConfigError(
+            f"schema {path}: its statistics were bought with a privacy budget, which only fedveil "
+            "run counts. Write a schema of what is public."
+        )
+    return dict(_tables(document, f"schema {path}"))
+
+
+def read_schema(path: Path) -> dict[str, Any]:
+    """Return what a schema file says: `columns`, and what they have cost, if they were bought."""
     if not path.is_file():
         raise ConfigError(f"schema {path}: no such file")
     try:
@@ -100,7 +114,8 @@ def read_columns(path: Path) -> dict[str, Any]:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"schema {path}: {error}") from None
-    return dict(_tables(document, f"schema {path}"))
+    _tables(document, f"schema {path}")
+    return dict(document)
 
 
 def parse_schema(document: Any, where: str = "schema") -> dict[str, Column]:
@@ -150,6 +165,9 @@ def _column(entry: Any, where: str) -> Column:
         buckets=entry.get("buckets"),
         separator=entry.get("separator"),
         guess=bool(entry.get("guess", False)),
+        encoder=entry.get("encoder"),
+        digest=entry.get("digest"),
+        length=entry.get("length"),
     )
     _check(column, where)
     return column
@@ -167,6 +185,13 @@ def _check(column: Column, where: str) -> None:
         check_separator(f"{where}: separator", column.separator, column.categories)
         if column.kind is not Kind.CATEGORY or buckets is not None:
             raise ConfigError(f"{where}: separator is for a label with a list of categories")
+    of_text = {"encoder": str, "digest": str, "length": int}
+    for key, kind in of_text.items():
+        value = getattr(column, key)
+        if value is not None and (column.kind is not Kind.TEXT or type(value) is not kind):
+            raise ConfigError(f"{where}: {key}={value!r}; it is of type text, and fedveil sets it")
+    if column.kind is Kind.TEXT and column.missing:
+        raise ConfigError(f"{where}: missing is not for type text: no text is a vector of zeros")
     if column.cuts and column.kind not in (Kind.NUMBER, Kind.DATE):
         raise ConfigError(f"{where}: cuts are for numbers and dates, not for type {column.kind}")
     if any(later <= cut for cut, later in pairwise(column.cuts)):

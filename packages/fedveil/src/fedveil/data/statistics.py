@@ -28,7 +28,7 @@ from scipy.special import ndtri
 from fedveil.core.arrays import Ints
 from fedveil.data import cells
 from fedveil.data.bins import cuts_at_quantiles
-from fedveil.data.encoding import as_text, numbers_of, parts_of
+from fedveil.data.encoder import as_text, numbers_of, parts_of
 from fedveil.data.schema import Column, Kind
 
 Floats = npt.NDArray[np.float64]
@@ -120,6 +120,30 @@ class Histogram:
         spread = np.average((middles - mean) ** 2 + widths**2 / 12, weights=self.masses)
         return mean, math.sqrt(float(spread))
 
+    def quantile(self, share: float) -> float:
+        """The number below which this share of the votes lies."""
+        reached = np.concatenate([[0.0], np.cumsum(self.masses)])
+        return float(np.interp(share * reached[-1], reached, self.edges))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What noisy votes say of a column.
+
+    Attributes:
+        column: How to encode it; None if it cannot be told from noise.
+        histogram: Where its numbers, or its days since 1970-01-01, lie.
+        units: How many units have voted.
+        missing: How many of them have no value.
+        classes: Whether it seems to hold classes: text, or numbers that stand apart.
+    """
+
+    column: Column | None
+    histogram: Histogram | None
+    units: float
+    missing: float
+    classes: bool
+
 
 @dataclass(frozen=True)
 class Range:
@@ -201,14 +225,15 @@ def _merged(votes: Floats, wide: int) -> tuple[Floats, Floats]:
 
 def column_of(
     place: Range, votes: Floats, std: float, decimal: str, bins: int | None
-) -> Column | None:
-    """The column that coarse range and noisy fine votes `[FINE]` describe; None: leave it out."""
+) -> tuple[Column | None, Histogram | None]:
+    """Return the column that coarse range and noisy fine votes `[FINE]` describe, and where its
+    numbers lie; None: leave it out."""
     if place.kind is Kind.CATEGORY:
         # With bins every row must have one input in each column.
         missing = place.missing or bins is not None
-        return Column(Kind.CATEGORY, buckets=BUCKETS, missing=missing)
+        return Column(Kind.CATEGORY, buckets=BUCKETS, missing=missing), None
     if place.coarse is None:
-        return None
+        return None, None
     cells = place.cells()
     clear = np.where(votes > _CLEAR * std, votes, 0.0)[: len(cells) - 1]
     trusted = clear.sum() >= _NEARLY_ALL * place.coarse.masses.sum()
@@ -219,10 +244,11 @@ def column_of(
         cuts = cuts_at_quantiles(histogram.edges, histogram.masses, bins)
     mark = decimal if place.kind is Kind.NUMBER else None
     missing = place.missing or bool(cuts)
-    return Column(place.kind, mean=mean, std=deviation, cuts=cuts, missing=missing, decimal=mark)
+    column = Column(place.kind, mean=mean, std=deviation, cuts=cuts, missing=missing, decimal=mark)
+    return column, histogram
 
 
-def bought_columns(
+def summaries(
     table: Mapping[str, Any],
     voters: Voters,
     noisy: Noisy,
@@ -230,7 +256,7 @@ def bought_columns(
     units: int | None,
     decimal: str,
     bins: Mapping[str, int],
-) -> tuple[dict[str, Column], set[str]]:
+) -> dict[str, Summary]:
     """Buy a description of columns with two noisy releases.
 
     Args:
@@ -243,22 +269,20 @@ def bought_columns(
         bins: For columns that are cut into bins, how many.
 
     Returns:
-        The columns by name, without those that cannot be told from noise; and the names of those
-        that seem to hold classes: text, and numbers that stand apart.
+        What the votes say, by column.
     """
     names = list(table)
     coarse = noisy(np.stack([voters.votes(coarse_codes(table[n], decimal), BINS) for n in names]))
     known = float(coarse.sum(axis=1).mean()) if units is None else units
     places = {n: range_of(votes, std, known) for n, votes in zip(names, coarse, strict=True)}
     fine = noisy(np.stack([voters.votes(places[n].codes(table[n], decimal), FINE) for n in names]))
-    columns, classes = {}, set()
-    for name, votes in zip(names, fine, strict=True):
-        column = column_of(places[name], votes, std, decimal, bins.get(name))
-        if column is not None:
-            columns[name] = column
-        if places[name].kind is Kind.CATEGORY or places[name].apart(votes, std):
-            classes.add(name)
-    return columns, classes
+    found = {}
+    for name, first, votes in zip(names, coarse, fine, strict=True):
+        place = places[name]
+        column, histogram = column_of(place, votes, std, decimal, bins.get(name))
+        classes = place.kind is Kind.CATEGORY or place.apart(votes, std)
+        found[name] = Summary(column, histogram, known, float(first[_GAP]), classes)
+    return found
 
 
 def threshold(most: int, std: float, failure: float) -> float:

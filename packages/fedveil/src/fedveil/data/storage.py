@@ -43,6 +43,7 @@ def save(federation: Federation, directory: Path) -> Path:
         # Files lie apart: that training examples are test examples too would not show any more.
         "unprotected": list(dict.fromkeys((*federation.unprotected, *_again(federation)))),
         "public": federation.public,
+        "records_per_person": federation.records_per_person,
         "encoder": None if federation.encoder is None else federation.encoder.to_dict(),
         "bought": None if federation.bought is None else federation.bought.to_dict(),
     }
@@ -81,7 +82,9 @@ def load(directory: Path) -> Federation:
     def examples(part: str) -> Examples:
         usable = columns.get(f"{part}.usable")
         known = None if usable is None else np.asarray(usable, dtype=np.bool_)
-        return Examples(columns[f"{part}.inputs"], columns[f"{part}.targets"], known)
+        persons = columns.get(f"{part}.persons")
+        named = None if persons is None else np.asarray(persons, dtype=np.int64)
+        return Examples(columns[f"{part}.inputs"], columns[f"{part}.targets"], known, named)
 
     def scaling(name: str) -> Scaling | None:
         if f"{name}.shift" not in columns:
@@ -104,6 +107,7 @@ def load(directory: Path) -> Federation:
             unprotected=(*manifest["unprotected"], *_left_out(manifest)),
             public=bool(manifest.get("public", True)),  # then the guarantee rests on it
             owners=columns.get("owners"),
+            records_per_person=manifest.get("records_per_person"),
             class_names=tuple(manifest["class_names"]),
             features=tuple(manifest["features"]),
             encoder=_encoder(manifest.get("encoder")),
@@ -149,6 +153,8 @@ def _columns(federation: Federation) -> dict[str, Array]:
             columns[f"{part}.targets"] = examples.targets
             if examples.usable is not None:
                 columns[f"{part}.usable"] = examples.usable
+            if examples.persons is not None:
+                columns[f"{part}.persons"] = examples.persons
     if federation.owners is not None:
         owners = federation.owners
         columns["owners"] = owners.astype(str) if owners.dtype == object else owners

@@ -64,7 +64,7 @@ def with_marks(examples: Examples, wrong: Mask) -> Examples:
     inputs, targets = np.array(examples.inputs), np.array(examples.targets)
     inputs[wrong], targets[wrong] = 0, 0
     usable = ~wrong if examples.usable is None else examples.usable & ~wrong
-    return Examples(inputs, targets, usable)
+    return Examples(inputs, targets, usable, examples.persons)
 
 
 def without_unusable(federation: Federation) -> Federation:

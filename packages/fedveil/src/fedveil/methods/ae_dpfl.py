@@ -16,10 +16,10 @@ from __future__ import annotations
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.methods.parts import from_recipe as parts
-from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
+from fedveil.methods.parts.method import CohortRule, Method, Scheme
 from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
-from fedveil.methods.recipes.sections import Recipe
+from fedveil.methods.recipes.sections import Recipe, Voting
 from fedveil.methods.registry import CHANGE, COLLUSION, method
 from fedveil.training.client.local_training import LocalTraining
 from fedveil.training.server.averaging import Average
@@ -54,14 +54,14 @@ def ae_dpfl(
     sampling="everyone",
 )
 def from_recipe(recipe: Recipe) -> Method:
-    privacy, voting = recipe.privacy, recipe.voting
+    privacy = recipe.privacy
     if recipe.server.average not in (None, Average.NONE):
         raise ConfigError("server.average: votes leave one model, and nothing to average")
     if recipe.server.schedule != "constant":
         raise ConfigError("server.schedule: votes leave one model, and no rate to let fall")
     return ae_dpfl(
         local=parts.local(recipe),
-        voting=Voting(voting.questions, voting.epochs, voting.batch_size, voting.learning_rate),
+        voting=recipe.voting,
         placement=VoteNoise(
             parts.trust(recipe, Trust.DISTRIBUTED),
             parts.adjacency(recipe),

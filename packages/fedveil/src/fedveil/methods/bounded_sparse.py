@@ -20,35 +20,30 @@ prod_{j > q} (1 - lambda eta [|w_j - w_t| > S]), which is what the steps compute
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Unpack
 
 from fedveil.core.errors import ConfigError
 from fedveil.methods.dp_fedavg import dp_fedavg
+from fedveil.methods.fedavg import SmoothedAveraging
 from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.recipes.sections import Recipe
 from fedveil.methods.registry import BLUR, CLIP, LUS, UPDATES, method
 from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import LocalTraining
-from fedveil.training.server.optimizers import Optimizer
-from fedveil.training.server.smoothing import Smoothing
 
 
 def bounded_sparse(
     *,
-    rounds: int,
-    cohort: CohortRule,
     local: LocalTraining,
     clip: Clip,
     penalty: float = 0.4,
     sparsity: float = 0.7,
     placement: NoisePlacement | None = None,
-    by_examples: bool = False,
-    weight_cap: int | None = None,
     tracking: AdaptiveClipping | None = None,
-    optimizer: Optimizer | None = None,
-    smoothing: Smoothing | None = None,
+    **others: Unpack[SmoothedAveraging],
 ) -> Method:
     """DP-FedAvg with updates that are short before they are clipped (Cheng et al.).
 
@@ -59,18 +54,13 @@ def bounded_sparse(
     if penalty == 0 and sparsity == 0:
         raise ConfigError("training.penalty, training.sparsity: with neither, use method dp-fedavg")
     made = dp_fedavg(
-        rounds=rounds,
-        cohort=cohort,
         local=local,
         clip=clip,
         placement=placement,
         penalty=penalty,
         sparsity=sparsity,
-        by_examples=by_examples,
-        weight_cap=weight_cap,
         tracking=tracking,
-        optimizer=optimizer,
-        smoothing=smoothing,
+        **others,
     )
     return replace(made, name="bounded-sparse")
 

@@ -14,26 +14,24 @@ around costs accuracy and never privacy; the modulus follows from `wrap_probabil
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Unpack
 
 from fedveil.core.units import Adjacency, Trust
 from fedveil.methods.dp_fedavg import dp_fedavg
+from fedveil.methods.fedavg import SmoothedAveraging
 from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.distributed_noise import DistributedNoise
-from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.parts.method import Method
 from fedveil.methods.recipes.sections import Recipe
 from fedveil.methods.registry import CLIP, COLLUSION, LUS, method
 from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import LocalTraining
 from fedveil.training.client.rotation import Rotation
-from fedveil.training.server.optimizers import Optimizer
-from fedveil.training.server.smoothing import Smoothing
 
 
 def ddgauss(
     *,
-    rounds: int,
-    cohort: CohortRule,
     local: LocalTraining,
     clip: Clip,
     bits: int | None = None,
@@ -42,11 +40,8 @@ def ddgauss(
     colluders: int = 0,
     honest_shares: int | None = None,
     sparsity: float = 0.0,
-    by_examples: bool = False,
-    weight_cap: int | None = None,
     tracking: AdaptiveClipping | None = None,
-    optimizer: Optimizer | None = None,
-    smoothing: Smoothing | None = None,
+    **others: Unpack[SmoothedAveraging],
 ) -> Method:
     """Distributed discrete Gaussian: clients add integer shares of noise under a secure sum, so
     that the server sees one noisy sum and no update (Kairouz, Liu, Steinke 2021).
@@ -56,19 +51,14 @@ def ddgauss(
     are sure to be in a sum, if fewer than the others. Other arguments as of `dp_fedavg`.
     """
     made = dp_fedavg(
-        rounds=rounds,
-        cohort=cohort,
         local=local,
         clip=clip,
         placement=DistributedNoise(
             Rotation(), bits, wrap_probability, adjacency, colluders, honest_shares
         ),
         sparsity=sparsity,
-        by_examples=by_examples,
-        weight_cap=weight_cap,
         tracking=tracking,
-        optimizer=optimizer,
-        smoothing=smoothing,
+        **others,
     )
     return replace(made, name="ddgauss")
 

@@ -9,6 +9,7 @@ server   w <- w + server step of  sum_i weight_i * update_i / sum_i weight_i  ov
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Required, TypedDict, Unpack
 
 from fedveil.core.errors import ConfigError
 from fedveil.methods.parts import from_recipe as parts
@@ -19,6 +20,22 @@ from fedveil.training.client.local_training import LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
 from fedveil.training.server.optimizers import Optimizer, Sgd
 from fedveil.training.server.smoothing import Smoothing
+
+
+class Averaging(TypedDict, total=False):
+    """Arguments of `fedavg` that other methods hand on to it, or to `dp_fedavg`."""
+
+    rounds: Required[int]
+    cohort: Required[CohortRule]
+    by_examples: bool
+    weight_cap: int | None
+    optimizer: Optimizer | None
+
+
+class SmoothedAveraging(Averaging, total=False):
+    """The same with what the server does to the average first."""
+
+    smoothing: Smoothing | None
 
 
 def fedavg(
@@ -49,54 +66,19 @@ def fedavg(
     )
 
 
-def fedsgd(
-    *,
-    rounds: int,
-    cohort: CohortRule,
-    local: LocalTraining,
-    by_examples: bool = False,
-    weight_cap: int | None = None,
-    optimizer: Optimizer | None = None,
-    smoothing: Smoothing | None = None,
-) -> Method:
+def fedsgd(*, local: LocalTraining, **others: Unpack[SmoothedAveraging]) -> Method:
     """FedSGD: FedAvg with a single step on all of a client's examples. Arguments as of `fedavg`."""
-    made = fedavg(
-        rounds=rounds,
-        cohort=cohort,
-        local=replace(local, steps=1, epochs=None, batch_size=None),
-        by_examples=by_examples,
-        weight_cap=weight_cap,
-        optimizer=optimizer,
-        smoothing=smoothing,
-    )
-    return replace(made, name="fedsgd")
+    one = replace(local, steps=1, epochs=None, batch_size=None)
+    return replace(fedavg(local=one, **others), name="fedsgd")
 
 
-def fedprox(
-    *,
-    rounds: int,
-    cohort: CohortRule,
-    local: LocalTraining,
-    penalty: float,
-    by_examples: bool = False,
-    weight_cap: int | None = None,
-    optimizer: Optimizer | None = None,
-    smoothing: Smoothing | None = None,
-) -> Method:
+def fedprox(*, local: LocalTraining, penalty: float, **others: Unpack[SmoothedAveraging]) -> Method:
     """FedProx: FedAvg with the gradient of penalty / 2 |w - w0|^2 added at every local step, where
     w0 are the shared weights. Other arguments as of `fedavg`; nobody is protected."""
     if not penalty > 0:
         raise ConfigError(f"training.penalty: fedprox needs a positive one, got {penalty}")
-    made = fedavg(
-        rounds=rounds,
-        cohort=cohort,
-        local=replace(local, penalty=penalty, penalty_radius=0.0),
-        by_examples=by_examples,
-        weight_cap=weight_cap,
-        optimizer=optimizer,
-        smoothing=smoothing,
-    )
-    return replace(made, name="fedprox")
+    pulled = replace(local, penalty=penalty, penalty_radius=0.0)
+    return replace(fedavg(local=pulled, **others), name="fedprox")
 
 
 @method("fedavg", what="averages what clients learned", source="McMahan et al. 2017")

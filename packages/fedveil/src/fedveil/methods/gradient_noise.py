@@ -18,6 +18,10 @@ available as a claim in `reproduction.claims.hu`. What is certified, chosen by `
 
 DP-SGD, the baseline, takes one step a round; the noise of the r devices of that round counts, not
 that of all n.
+
+`unit` person: "person" for "record". The mean gradient of a person's records is clipped once, and
+batches are drawn from persons. A person at up to k sites makes k contributions to a sum. Clipped
+means of gradients are not the gradients of a convex loss, so proof 3 is for records only.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.methods.recipes.sections import Recipe
-from fedveil.methods.registry import CHANGE, COLLUSION, SECRET_BATCHES, method
+from fedveil.methods.registry import CHANGE, COLLUSION, SECRET_BATCHES, UNIT, method
 from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
@@ -47,6 +51,7 @@ def gradient_noise(
     local: LocalTraining,
     clip_norm: float,
     unit: Unit = Unit.RECORD,
+    sites_per_person: int | None = None,
     secure_sum: bool = True,
     trusted: bool = False,
     adjacency: Adjacency | None = None,
@@ -57,13 +62,19 @@ def gradient_noise(
 ) -> Method:
     """Noise on the gradients of every local step, to protect single records (Hu et al.).
 
-    clip_norm: the bound of one example's gradient (their G); for unit client the bound of a whole
-    update, and local steps go without noise. secure_sum: the server sees sums of uploads only.
+    clip_norm: the bound of one example's gradient (their G), or, for unit person, of the mean
+    gradient of a person's records; for unit client the bound of a whole update, and local steps go
+    without noise. sites_per_person: clients at which a person may be (1); what it has at others
+    does not count. secure_sum: the server sees sums of uploads only.
     colluders: clients that work with the server; their noise protects nobody. honest_shares: how
     many noise shares are sure to be in a sum, if fewer than the others. trusted: the server sees
     uploads as they are and adds the noise, for one local step. Whether the noise of other
     clients counts is decided by the plan, from the model and the steps.
     """
+    if sites_per_person is not None and unit is not Unit.PERSON:
+        raise ConfigError(
+            f"sites_per_person: unit {unit} has none. Use unit person, or leave it out."
+        )
     if one_of(Unit)("unit", unit) is Unit.CLIENT:
         placement: DistributedNoise | GradientNoise = DistributedNoise(
             adjacency=adjacency or Adjacency.ZERO_OUT,
@@ -72,7 +83,9 @@ def gradient_noise(
         )
         pipeline = UpdatePipeline(clip=Clip(clip_norm))
     else:
-        local = replace(local, gradient_clip=GradientClip(clip_norm, per_example=True))
+        sites = 1 if unit is Unit.PERSON and sites_per_person is None else sites_per_person
+        clip = GradientClip(clip_norm, per_example=True, sites_per_person=sites)
+        local = replace(local, gradient_clip=clip)
         usual = Adjacency.REPLACE if local.batch_rate is None else Adjacency.ZERO_OUT
         placement = GradientNoise(
             secure_sum and not trusted, adjacency or usual, colluders, honest_shares, trusted
@@ -96,6 +109,8 @@ def dp_sgd(
     cohort: CohortRule,
     local: LocalTraining,
     clip_norm: float,
+    unit: Unit = Unit.RECORD,
+    sites_per_person: int | None = None,
     secure_sum: bool = True,
     trusted: bool = False,
     adjacency: Adjacency | None = None,
@@ -104,17 +119,24 @@ def dp_sgd(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """Take one noisy gradient step a round across clients (DP-SGD), to protect single records.
+    """Take one noisy gradient step a round across clients (DP-SGD), to protect records or persons.
 
     Each example's gradient is clipped to `clip_norm`, and noise is added to the mean. With
     `local.batch_rate` batches are secret, which lowers epsilon. Works with any model that treats
     examples one by one. The arguments are those of `gradient_noise`.
     """
+    if one_of(Unit)("unit", unit) is Unit.CLIENT:
+        raise ConfigError(
+            "privacy.unit: method dp-sgd protects records or persons; leave training.method out, "
+            "and one that protects the unit is chosen"
+        )
     made = gradient_noise(
         rounds=rounds,
         cohort=cohort,
         local=replace(local, steps=1, epochs=None),
         clip_norm=clip_norm,
+        unit=unit,
+        sites_per_person=sites_per_person,
         secure_sum=secure_sum,
         trusted=trusted,
         adjacency=adjacency,
@@ -131,9 +153,9 @@ def dp_sgd(
     aliases=("hu",),
     what="per-example clipping, noise on every local gradient, secure sum",
     source="Hu et al., concentrated differential privacy",
-    protects="one record of one client (or, unit client, all of a client's data)",
+    protects="one record of one client (or, unit person or client, all of its data)",
     towards="everybody; the server sees the sum of uploads alone",
-    keys=("privacy.unit", *CHANGE, *COLLUSION, *SECRET_BATCHES),
+    keys=(*UNIT, *CHANGE, *COLLUSION, *SECRET_BATCHES),
     trust=Trust.DISTRIBUTED,
     sampling="balanced",
     unit=Unit.RECORD,
@@ -141,7 +163,7 @@ def dp_sgd(
 def from_recipe(recipe: Recipe) -> Method:
     privacy = recipe.privacy
     trust = parts.trust(recipe, Trust.DISTRIBUTED)
-    unit = Unit.RECORD if privacy.unit is None else parts.choice(Unit, "privacy.unit", privacy.unit)
+    unit = _unit(recipe)
     if trust is Trust.CENTRAL or (unit is Unit.CLIENT and trust is Trust.LOCAL):
         raise ConfigError(
             f"privacy.trust: gradient-noise has no {trust} trust; use distributed (secure sum)"
@@ -151,6 +173,7 @@ def from_recipe(recipe: Recipe) -> Method:
         **parts.common(recipe),
         clip_norm=parts.clip_norm(recipe),
         unit=unit,
+        sites_per_person=privacy.sites_per_person,
         secure_sum=trust is Trust.DISTRIBUTED,
         adjacency=parts.adjacency(recipe),
         colluders=privacy.colluders,
@@ -162,12 +185,13 @@ def from_recipe(recipe: Recipe) -> Method:
     "dp-sgd",
     what="one noisy gradient step of every client in a round, secure sum",
     source="Abadi et al. 2016; baseline of Hu et al.",
-    protects="one record of one client",
+    protects="one record of one client (or, unit person, all records of a person)",
     towards="everybody; the server sees the sum of uploads alone",
-    keys=(*CHANGE, *COLLUSION, *SECRET_BATCHES),
+    keys=(*UNIT, *CHANGE, *COLLUSION, *SECRET_BATCHES),
     trust=Trust.DISTRIBUTED,
     sampling="balanced",
     unit=Unit.RECORD,
+    secret_batches=True,
 )
 def dp_sgd_recipe(recipe: Recipe) -> Method:
     privacy = recipe.privacy
@@ -175,9 +199,16 @@ def dp_sgd_recipe(recipe: Recipe) -> Method:
     return dp_sgd(
         **parts.common(recipe),
         clip_norm=parts.clip_norm(recipe),
+        unit=_unit(recipe),
+        sites_per_person=privacy.sites_per_person,
         secure_sum=trust is Trust.DISTRIBUTED,
         trusted=trust is Trust.CENTRAL,
         adjacency=parts.adjacency(recipe),
         colluders=privacy.colluders,
         honest_shares=privacy.honest_shares,
     )
+
+
+def _unit(recipe: Recipe) -> Unit:
+    unit = recipe.privacy.unit
+    return Unit.RECORD if unit is None else parts.choice(Unit, "privacy.unit", unit)

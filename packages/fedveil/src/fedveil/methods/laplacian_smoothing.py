@@ -14,80 +14,65 @@ denominator is the expected m, and noise is on the whole vector before it is smo
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Unpack
 
 from fedveil.core.errors import ConfigError
 from fedveil.methods.dp_fedavg import dp_fedavg
+from fedveil.methods.fedavg import Averaging
 from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.recipes.sections import Recipe
 from fedveil.methods.registry import LUS, UPDATES, method
 from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import LocalTraining
-from fedveil.training.server.optimizers import Optimizer
 from fedveil.training.server.smoothing import Smoothing
 
 
 def dp_fed(
     *,
-    rounds: int,
-    cohort: CohortRule,
     local: LocalTraining,
     clip: Clip,
     smoothing: Smoothing | None = None,
     placement: NoisePlacement | None = None,
     sparsity: float = 0.0,
-    by_examples: bool = False,
-    weight_cap: int | None = None,
     tracking: AdaptiveClipping | None = None,
-    optimizer: Optimizer | None = None,
+    **others: Unpack[Averaging],
 ) -> Method:
     """DP-Fed of Liang et al. (`clip.norm` is their G): DP-FedAvg, with arguments as of `dp_fedavg`.
     With a smoothing it is `laplacian_smoothing`."""
     if clip.order != 2 or tracking is not None:
         raise ConfigError("training.method: dp-fed projects to a Euclidean ball of fixed radius")
     made = dp_fedavg(
-        rounds=rounds,
-        cohort=cohort,
         local=replace(local, projection_radius=clip.norm),
         clip=clip,
         placement=placement,
         sparsity=sparsity,
-        by_examples=by_examples,
-        weight_cap=weight_cap,
-        optimizer=optimizer,
         smoothing=smoothing,
+        **others,
     )
     return replace(made, name="dp-fed" if smoothing is None else "laplacian-smoothing")
 
 
 def laplacian_smoothing(
     *,
-    rounds: int,
-    cohort: CohortRule,
     local: LocalTraining,
     clip: Clip,
     smoothing: Smoothing | None = None,
     placement: NoisePlacement | None = None,
     sparsity: float = 0.0,
-    by_examples: bool = False,
-    weight_cap: int | None = None,
-    optimizer: Optimizer | None = None,
+    **others: Unpack[Averaging],
 ) -> Method:
     """DP-Fed-LS of Liang et al.: DP-FedAvg whose noisy average is smoothed, at no cost in privacy.
     The strength of `smoothing` (1 if left out) is their sigma; the rest is as for `dp_fedavg`."""
     return dp_fed(
-        rounds=rounds,
-        cohort=cohort,
         local=local,
         clip=clip,
         smoothing=smoothing or Smoothing(1.0),
         placement=placement,
         sparsity=sparsity,
-        by_examples=by_examples,
-        weight_cap=weight_cap,
-        optimizer=optimizer,
+        **others,
     )
 
 

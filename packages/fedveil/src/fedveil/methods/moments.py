@@ -557,6 +557,11 @@ def from_recipe(recipe: Recipe) -> Method:
             "server: moments leave one model. Remove server.average and server.schedule."
         )
     unit = Unit.RECORD if privacy.unit is None else parts.choice(Unit, "privacy.unit", privacy.unit)
+    if unit is Unit.PERSON:
+        raise PrivacyRefusal(
+            "moments bound single records or whole clients, and no proof covers a person between",
+            "use training.method dp-sgd, which clips the mean gradient of a person's records",
+        )
     usual = Trust.DISTRIBUTED if unit is Unit.RECORD else Trust.CENTRAL
     return moments(
         unit=unit,

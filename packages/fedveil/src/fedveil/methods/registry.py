@@ -39,12 +39,13 @@ CLIP = (
 COLLUSION = ("privacy.colluders", "privacy.honest_shares")
 CHANGE = ("privacy.trust", "privacy.adjacency")
 SECRET_BATCHES = ("training.batches", "training.batch_rate")
+UNIT = ("privacy.unit", "privacy.sites_per_person")
 UPDATES = (
     *("privacy.noise", "privacy.public_clients", "privacy.rotate", "privacy.bits"),
     *("privacy.correlated", "privacy.bands"),
     *(*CHANGE, *COLLUSION),
 )
-OPTIONAL = frozenset({BLUR, LUS, *CLIP, *UPDATES, *SECRET_BATCHES, "privacy.unit"})
+OPTIONAL = frozenset({BLUR, LUS, *CLIP, *UPDATES, *SECRET_BATCHES, *UNIT})
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class MethodEntry:
     trust: Trust = Trust.CENTRAL
     sampling: str | None = None
     unit: Unit = Unit.CLIENT
+    secret_batches: bool = False
 
     @property
     def private(self) -> bool:
@@ -120,6 +122,7 @@ def method(
     trust: Trust = Trust.CENTRAL,
     sampling: str | None = None,
     unit: Unit = Unit.CLIENT,
+    secret_batches: bool = False,
 ) -> Callable[[Builder], Builder]:
     """Register a function that makes a Method from a recipe (one with its defaults filled in).
 
@@ -128,7 +131,9 @@ def method(
     recipe keys that it understands, of `OPTIONAL`; `own` its own, which the function finds in
     `recipe.method`. `trust` is what it assumes if the recipe says nothing, and `sampling` how
     cohorts are then chosen (by default what suits the trust). `unit` is whose data are protected,
-    if the recipe says nothing or the method has no choice.
+    if the recipe says nothing or the method has no choice. `secret_batches`: secret batches lower
+    epsilon whatever the other settings are, so they are the default where a batch is smaller than
+    the data.
     """
     if unknown := set(keys) - OPTIONAL:
         raise ConfigError(
@@ -137,9 +142,9 @@ def method(
         )
 
     def register(build: Builder) -> Builder:
-        entry = MethodEntry(
-            name, build, what, source, protects, towards, aliases, keys, own, trust, sampling, unit
-        )
+        words = what, source, protects, towards, aliases
+        usual = trust, sampling, unit, secret_batches
+        entry = MethodEntry(name, build, *words, keys, own, *usual)
         METHODS.add(name, entry, f"{build.__module__}:{build.__qualname__}", aliases)
         return build
 

@@ -19,6 +19,7 @@ from fedveil.data.bins import bins_for
 from fedveil.data.collected import from_images, pictures_of
 from fedveil.data.dp_schema import MISSED, MOST_RELEASES, SHARE, Bought, Offer
 from fedveil.data.federation import Federation
+from fedveil.data.folder import shared_file
 from fedveil.data.partition import named
 from fedveil.data.public_facts import PublicFacts
 from fedveil.data.sources import SOURCES, load, same_data
@@ -33,6 +34,7 @@ from fedveil.planning.unread import refuse_file_keys, refuse_unread
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import default_delta
 from fedveil.privacy.secure_sums.mode import SecureMode
+from fedveil.training.client.batches import unit_sizes
 from fedveil.training.client.local_training import BatchKind
 from fedveil.training.models.features import FeatureMap, named_features, with_features
 from fedveil.training.models.frozen import start_from
@@ -46,15 +48,24 @@ __all__ = [
     "model_of",
     "offer_of",
     "plan_of",
+    "refuse_baseline",
     "with_table_model",
 ]
 
+_OF_PARTITIONS = ("clients", "alpha", "examples_per_client", "cap")
 _LARGEST_BATCH = 2048  # beyond, rounding errors of a sum cost more than its records bring
 
 
-def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
-    """The federation that a recipe's data section describes; with an offer, statistics of a table
-    without a schema are bought."""
+def federation_of(data: DataSection, offer: Offer | None = None, rows: Any = None) -> Federation:
+    """Return the federation that a recipe's data section describes.
+
+    Args:
+        data: The section.
+        offer: Terms under which statistics of a table without a schema are bought.
+        rows: Made-up rows in the place of the table's.
+    """
+    settings = ((name, getattr(data, name)) for name in _OF_PARTITIONS)
+    given = {name: value for name, value in settings if value is not None}
     if data.file is None:
         refuse_file_keys(data)
         return load(
@@ -65,18 +76,8 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
             validation_fraction=data.public_fraction,
             holdout=data.holdout,
             seed=data.seed,
-            clients=data.clients,
-            alpha=data.alpha,
-            examples_per_client=data.examples_per_client,
-            cap=data.cap,
+            **given,
         )
-    settings = {
-        "clients": data.clients,
-        "alpha": data.alpha,
-        "examples_per_client": data.examples_per_client,
-        "cap": data.cap,
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
     name = data.partition or ("owner" if given else None)
     dealt: dict[str, Any] = {
         "partition": None if name is None else named(name, **given),
@@ -101,8 +102,10 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
             "data.schema or leave the key out"
         )
     return from_table(
-        data.file,
+        data.file if rows is None else rows,
         client_column=data.client_column,
+        person_column=data.person_column,
+        records_per_person=data.records_per_person,
         label=data.label,
         label_separator=data.label_separator,
         schema={"columns": data.columns} if data.columns else data.schema,
@@ -110,6 +113,9 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
         offer=offer,
         bought=None if data.bought is None else Bought.from_dict(json.loads(data.bought)),
         bins=data.bins,
+        text_columns=data.text_columns,
+        text_encoder=data.text_encoder,
+        test=data.test_file,
         task=data.task,
         **dealt,
     )
@@ -137,17 +143,20 @@ def with_table_model(
 
     Returns:
         Numbers in bins and one release of moments (`methods.moments`), where the user has set
-        nothing that asks for another method; else the recipe itself.
+        nothing that asks for another method; else the recipe itself. Texts have too many inputs
+        for their moments.
     """
     settled = all(key.startswith(_OF_EVERY_METHOD) or key in _OF_MOMENTS for key in given)
     linear = replace(recipe.model, name="auto") == ModelSection()
-    if not settled or not linear or recipe.model.name not in ("auto", "linear", "logistic"):
+    if recipe.data.text_columns or not settled or not linear:
+        return recipe
+    if recipe.model.name not in ("auto", "linear", "logistic"):
         return recipe
     privacy = recipe.privacy
     Budget(privacy.epsilon or 4.0, privacy.delta)  # refuses what makes no sense before a purchase
     unit = choice(Unit, "privacy.unit", privacy.unit)
     units = facts.rows(unit) if unit is Unit.RECORD else clients
-    if unit is Unit.CLIENT and units < _FEW_CLIENTS:
+    if unit is Unit.PERSON or (unit is Unit.CLIENT and units < _FEW_CLIENTS):
         return recipe
     if recipe.data.bins is None:
         noise = gaussian_noise(privacy.epsilon or 4.0, privacy.delta or default_delta(units))
@@ -187,6 +196,15 @@ def offer_of(recipe: Recipe, clients: int, rows: Callable[[Unit], int]) -> Offer
             unit, trust, noise, MISSED * delta, clients, recipe.seed, bins=recipe.data.bins
         )
     return None
+
+
+def refuse_baseline(recipe: Recipe, plan: Plan) -> None:
+    """Refuse a training without noise beside a protected run."""
+    if recipe.evaluation.baseline and plan.protected:
+        raise PrivacyRefusal(
+            "evaluation.baseline trains without noise, and its accuracy would leave unprotected",
+            "give a --seed to simulate, or leave the baseline out",
+        )
 
 
 def model_of(chosen: ModelSection, federation: Federation) -> nn.Module:
@@ -241,7 +259,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         privacy = recipe.privacy
         budget = Budget(privacy.epsilon, privacy.delta, privacy.noise_multiplier)
     arithmetic = recipe.privacy.arithmetic
-    declared, unprotected = _said(recipe)
+    declared, unprotected = _said(recipe, bought=federation.bought is not None)
     if chosen.start is not None:
         start = start_from(model, chosen.start)
         # A file that fedveil has not written is declared to be of public data by naming it.
@@ -279,16 +297,16 @@ def _weighted(given: Mapping[str, Any], federation: Federation) -> ClassWeights:
 
 
 def with_batch(recipe: Recipe, federation: Federation) -> Recipe:
-    """Return the recipe with batch size and rate decided where records are protected.
+    """Return the recipe with batch size and rate decided where records or persons are protected.
 
     Sums of clipped gradients are divided by a fixed number, and sizes of clients are public there.
     Of the rate and the expected size of secret batches, the one that is not given follows from how
     many records there are. A batch that was asked for and is smaller than the data is secret by
-    default where that lowers epsilon for sure: in dp-sgd, unless records are replaced.
+    default where the method says so, unless records are replaced.
     """
     entry, training = METHODS.find(recipe.training.method, "training.method"), recipe.training
     unit = recipe.privacy.unit or entry.unit
-    if not entry.private or unit != Unit.RECORD:
+    if not entry.private or unit not in (Unit.RECORD, Unit.PERSON):
         if training.batches == BatchKind.POISSON or training.batch_rate is not None:
             raise ConfigError(
                 "training.batches: secret batches protect records, and this run protects clients. "
@@ -299,11 +317,12 @@ def with_batch(recipe: Recipe, federation: Federation) -> Recipe:
     if without.placement is None or without.placement.bounded is not Bounded.GRADIENT:
         return recipe
     size, rate = training.batch_size, training.batch_rate
-    clients, records = federation.clients, len(federation.train)
+    sizes = unit_sizes(federation, without.local)
+    clients, records = federation.clients, int(sizes.sum())
     secret = rate is not None
     if training.batches is not None:
         secret = choice(BatchKind, "training.batches", training.batches) is BatchKind.POISSON
-    elif entry.name == "dp-sgd" and size is not None and size * clients < records:
+    elif entry.secret_batches and size is not None and size * clients < records:
         secret = recipe.privacy.adjacency in (None, Adjacency.ZERO_OUT)
     if secret:
         if size is None and rate is None:
@@ -321,7 +340,7 @@ def with_batch(recipe: Recipe, federation: Federation) -> Recipe:
             "Leave it out."
         )
     elif size is None:
-        size = min(_LARGEST_BATCH, int(federation.sizes.max()))
+        size = min(_LARGEST_BATCH, int(sizes.max()))
     return replace(recipe, training=replace(training, batch_size=size, batch_rate=rate))
 
 
@@ -329,12 +348,13 @@ def _decoded_in_cache(data: DataSection) -> bool:
     return data.file is None and data.source in SOURCES and bool(SOURCES[data.source].copies)
 
 
-def _said(recipe: Recipe) -> tuple[list[str], list[str]]:
+def _said(recipe: Recipe, *, bought: bool) -> tuple[list[str], list[str]]:
     """What the recipe declares to be public, and what it owns up to."""
     declared, unprotected = [], []
+    but = ", but for those that were bought" if bought else ""
     if recipe.data.file is not None and recipe.data.schema is not None:
         name = Path(recipe.data.schema).name
-        declared.append(f"The columns, ranges and categories of the schema {name} are public.")
+        declared.append(f"The columns, ranges and categories of the schema {name} are public{but}.")
     if recipe.data.columns and not recipe.data.bought:
         declared.append("The columns, ranges and categories in data.columns are public.")
     if recipe.data.classes:
@@ -360,6 +380,8 @@ def is_protected(data: DataSection, name: str) -> bool:
     if data.file is None:
         return same_data(name, data.source)
     path = Path(name)
+    if name == data.file:
+        return True
     if path.exists():
-        return path.samefile(data.file)
+        return shared_file(path, Path(data.file)) is not None
     return name not in SOURCES and (os.sep in name or path.suffix != "")

@@ -23,6 +23,7 @@ from fedveil.data.federation import (
     Federation,
     Task,
 )
+from fedveil.data.schema import Kind
 from fedveil.data.sources import same_data
 from fedveil.methods.parts.method import Method, Scheme
 from fedveil.methods.parts.noise_placement import NoiseContext
@@ -130,8 +131,29 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
             "The names of the table's columns are public, and the types they are stored with; so "
             "is that the file can be read, for a damaged one stops the run."
         )
+        found += [
+            f"Column {name!r} becomes numbers, each row's text alone, by the encoder "
+            f"{column.encoder} (SHA-256 {str(column.digest)[:16]}...), whose training data are "
+            "declared to be public."
+            for name, column in federation.encoder.columns.items()
+            if column.kind is Kind.TEXT
+        ]
     if federation.encoder is not None and federation.owners is not None and unit is Unit.RECORD:
         found.append("Which client a row names is public. A row that names none is left out.")
+    if federation.train.persons is not None and unit is Unit.RECORD:
+        found.append("Which person a row names is public. A row that names none is left out.")
+    if unit is Unit.PERSON:
+        found.append(
+            "At which clients a person has rows is public; how many there are, and what they hold, "
+            "is not. A row that names no person is left out."
+        )
+    if unit is Unit.PERSON and federation.elsewhere:
+        clip = context.local.gradient_clip
+        most = 1 if clip is None else clip.sites_per_person
+        found.append(
+            f"Nobody has rows at more sites than {most}: that is declared, and nothing enforces "
+            "it, for no site knows whom the others have."
+        )
     if context.public_clients is not None:
         found.append(
             f"There are at most {context.public_clients} clients; that there are more would show, "
@@ -187,22 +209,22 @@ def _of_loss(context: NoiseContext) -> Iterator[str]:
 
 
 def _graph(sums: SecureSums) -> Iterator[str]:
-    """What a sparse graph of masks takes for granted; a complete one takes nothing."""
+    """Say what a secure sum takes for granted of its server and of a sparse graph of masks."""
     graph = sums.params.topology(sums.cohort)
     if graph.security_failure > 0:
         yield (
-            "Who masks with whom is drawn anew for every round; with probability "
-            f"{at_most(graph.security_failure, 2)} the graph hides less than the sum of all, which "
-            "delta does not count."
+            "Who masks with whom is drawn at random, and who is lost does not depend on it; with "
+            f"probability {at_most(graph.security_failure, 2)} the graph hides less than the sum "
+            "of all, which delta does not count."
         )
-    if sums.params.honest_server and not graph.complete:
+    if sums.params.honest_server:
         yield "The server of the secure sums does not lie about who has shared or was lost."
 
 
 def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
     """What a run shows or holds beyond its releases."""
     found = list(test_examples(context.federation))
-    if ARTIFICIAL_NOTE in context.federation.notes:
+    if ARTIFICIAL_NOTE in context.federation.notes and not context.local.per_person:
         found.append("A person: rows were dealt to artificial clients, and one client is a share.")
     if context.secure is not None and context.secure.params.honest_server:
         found.append(

@@ -28,8 +28,8 @@ class Participations:
     epsilons: npt.NDArray[np.float64]
 
 
-def participations(plan: Plan, rounds: int | None = None) -> Participations:
-    """Every client's own cost of the first `rounds` rounds of a plan with a public schedule."""
+def participations(plan: Plan) -> Participations:
+    """Return what each client of a plan with a public schedule pays for its own rounds."""
     if plan.privacy_model is None or plan.guarantee is None or plan.noise is None:
         raise PrivacyRefusal(
             f"method {plan.method.name!r} adds no noise", "choose a private method"
@@ -39,17 +39,20 @@ def participations(plan: Plan, rounds: int | None = None) -> Participations:
             "random cohorts: who took part must stay secret, or is not known before the run",
             "use sampling balanced, round-robin or everyone",
         )
-    rounds = plan.method.rounds if rounds is None else rounds
     counts = np.zeros(plan.federation.clients, dtype=np.int64)
-    for number in range(rounds):
+    for number in range(plan.method.rounds):
         counts[plan.sampling.draw(number, None, plan.federation.clients)] += 1  # type: ignore[arg-type]
     uses = plan.noise.record_uses()
     if uses is None:
         uses = np.zeros_like(counts)
+    charged = counts
+    if (plan.privacy_model.contributions or 1) > 1:
+        # A person of this client may also be at the one that takes part, or uses persons, most.
+        charged, uses = np.full_like(counts, counts.max()), np.full_like(uses, uses.max())
     scales = np.ones(len(counts)) if plan.scales is None else np.array(plan.scales)
     # Clients that came equally often, touch their records equally often and keep to the same clip
     # pay the same.
-    groups, place = np.unique(np.stack([counts, uses, scales]), axis=1, return_inverse=True)
+    groups, place = np.unique(np.stack([charged, uses, scales]), axis=1, return_inverse=True)
     costs = [_cost(plan, int(count), int(use), float(scale)) for count, use, scale in groups.T]
     return Participations(counts, np.array(costs)[place.reshape(-1)])
 
@@ -57,11 +60,11 @@ def participations(plan: Plan, rounds: int | None = None) -> Participations:
 def _cost(plan: Plan, count: int, uses: int, scale: float) -> float:
     if plan.privacy_model is None or plan.guarantee is None:
         return 0.0
-    bought = plan.federation.bought
-    releases = [] if bought is None else list(bought.releases)  # everybody paid for these
+    noise = plan.private_noise
+    releases = list(noise.facts.bought)
     if count == 0 and not releases:
         return 0.0
-    for release in plan.releases(plan.method.rounds)[: -len(releases) or None]:
+    for release in noise.releases(plan.method.rounds):
         mechanism = release.mechanism
         if isinstance(mechanism, NoisyGradients | GridGradients):
             mechanism = replace(mechanism, record_uses=uses)

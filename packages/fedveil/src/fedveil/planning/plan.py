@@ -11,9 +11,11 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedveil.core.arguments import instance_of, number_of, plain_numbers, settle, whole
@@ -81,8 +83,8 @@ class Budget:
             value = getattr(self, name)
             if value is not None and not 0 < number_of(f"privacy.{name}", value) < math.inf:
                 raise ConfigError(f"privacy.{name}: must be positive and finite, got {value}")
-        if self.delta is not None:
-            number_of("privacy.delta", self.delta)
+        if self.delta is not None and not 0 <= number_of("privacy.delta", self.delta) < 1:
+            raise ConfigError(f"privacy.delta: must be at least 0 and below 1, got {self.delta}")
 
     def resolved_delta(self, units: int, *, pure: bool = False, simulated: bool = False) -> float:
         """Return the delta to use for this many protected units.
@@ -164,8 +166,10 @@ class Plan(Displayed):
         known = bool(self.tried) and all(map(operator.is_, self.tried, parts))
         if not known:
             check_model(self.module, self.federation, protected=self.seed is None)
-            check_isolation(self.module, self.federation, self.method.local.per_example)
             local = self.method.local
+            check_isolation(
+                self.module, self.federation, local.per_example, per_person=local.per_person
+            )
             check_loss(local.loss, self.module, self.federation, local.batch_size)
         if self.secure_sums is not None:
             sums = chosen_sums(self.method, self.federation, self.secure_sums, same_method=known)
@@ -255,12 +259,39 @@ class Plan(Displayed):
             return pipeline_of(self.method, self.federation, self.module)
         return self.noise.pipeline(self.noise.facts.pipeline.clip)
 
+    def _model_of(self, noise: NoisePlacement) -> PrivacyModel:
+        said = self.declared, self.unprotected, self.trusted_parts
+        return _privacy_model(self.method, noise, self.seed, *said)
+
+    @cached_property
+    def person_epsilon(self) -> float | None:
+        """What all records of a person together have, where they are protected one at a time.
+
+        None if nobody has said how many of them count (`Federation.records_per_person`: the largest
+        number in the data is private), if no proof covers them, or if another unit is protected.
+        """
+        most = self.federation.records_per_person
+        if most is None or self.noise is None or self.delta is None:
+            return None
+        if self.federation.bought is not None:
+            return None  # all rows of the table had a vote, and not only those that count
+        model = self._model_of(self.noise)
+        if model.unit is not Unit.RECORD:
+            return None
+        persons = replace(model, unit=Unit.PERSON, contributions=most, population=None)
+        releases = self.releases(self.method.rounds)
+        with suppress(PrivacyRefusal):
+            return account(releases, privacy_model=persons, delta=self.delta).epsilon
+        return None
+
     @cached_property
     def privacy_model(self) -> PrivacyModel | None:
         if self.noise is None:
             return None
-        said = self.declared, self.unprotected, self.trusted_parts
-        model = _privacy_model(self.method, self.noise, self.seed, *said)
+        model = self._model_of(self.noise)
+        if model.unit is Unit.RECORD and self.federation.train.persons is not None:
+            said = _of_persons(self.federation, self.person_epsilon)
+            model = replace(model, not_covered=(*model.not_covered, said))
         if self.scales is None or self.delta is None:
             return model
         own = _own_budgets(self.noise, self.scales, model, self.delta)
@@ -295,15 +326,15 @@ class Plan(Displayed):
         """
         model = self.privacy_model
         if model is None or self.delta is None or self.delta * (model.population or 0) < 1:
-            return self._drowned
+            return self.drowned
         said = (
             f"privacy.delta {self.delta:g} is not below 1/{model.population}: publishing one "
             f"random {model.unit} whole would satisfy it. A protected run refuses it"
         )
-        return (said, *self._drowned)
+        return (said, *self.drowned)
 
     @property
-    def _drowned(self) -> tuple[str, ...]:
+    def drowned(self) -> tuple[str, ...]:
         """If all clients send the same update of full norm, their averages over the run add up to
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
@@ -396,7 +427,8 @@ def plan(
     if budget is None:
         raise ConfigError(f"privacy.epsilon: method {method.name!r} needs a budget")
     instance_of(Budget)("budget", budget)
-    check_isolation(model, federation, method.local.per_example)
+    local = method.local
+    check_isolation(model, federation, local.per_example, per_person=local.per_person)
     noise = usual_noise(method, federation, model, seed, arithmetic)
     said = tuple(declared), tuple(unprotected), tuple(trusted_parts)
     privacy_model = _privacy_model(method, noise, seed, *said)
@@ -453,7 +485,7 @@ def _privacy_model(
     trusted, untrusted = limits.foreign_parts(method, trusted_parts)
     return replace(
         model,
-        population=facts.clients if model.unit is Unit.CLIENT else len(facts.federation.train),
+        population=_population(facts, model.unit),
         arithmetic=facts.arithmetic,
         entropy=entropy,
         unprotected=(*limits.unprotected(facts), *untrusted, *unprotected),
@@ -462,11 +494,39 @@ def _privacy_model(
     )
 
 
+def _population(facts: NoiseContext, unit: Unit) -> int:
+    """Return how many units are protected.
+
+    A declared number of clients takes the place of the true one, which it hides. A person at
+    several clients counts once.
+    """
+    if unit is Unit.CLIENT:
+        return facts.clients
+    train = facts.federation.train
+    persons = train.persons if unit is Unit.PERSON else None
+    return len(train) if persons is None else len(np.unique(persons))
+
+
+def _of_persons(federation: Federation, epsilon: float | None) -> str:
+    """Say what records that are protected one at a time leave to their persons."""
+    most = federation.records_per_person
+    if most is None:
+        return (
+            "All records of a person together: it is not said how many there may be. Set "
+            "data.records_per_person to be told what they have, or protect persons (unit person)."
+        )
+    if epsilon is None:
+        return f"All of up to {most} records of a person together: no proof bounds them."
+    return (
+        f"All of up to {most} records of a person together at this epsilon: theirs is "
+        f"{at_most(epsilon)}, and unit person protects them for less."
+    )
+
+
 def _own_budgets(
     noise: NoisePlacement, scales: Sequence[float], model: PrivacyModel, delta: float
 ) -> Iterator[str]:
     """Yield a sentence for each group of clients with a budget of their own."""
-    bought = noise.facts.federation.bought
     for scale, clients in sorted(Counter(scales).items()):
         if scale < 1:
             own = scaled_guarantee(
@@ -474,7 +534,7 @@ def _own_budgets(
                 scale,
                 privacy_model=model,
                 delta=delta,
-                in_full=() if bought is None else bought.releases,
+                in_full=noise.facts.bought,
             )
             yield (
                 f"Budgets of their own were set without looking at data: for {clients} of "
@@ -484,8 +544,7 @@ def _own_budgets(
 
 
 def _releases(noise: NoisePlacement, rounds: int) -> tuple[Release, ...]:
-    bought = noise.facts.federation.bought
-    return (*noise.releases(rounds), *(() if bought is None else bought.releases))
+    return (*noise.releases(rounds), *noise.facts.bought)
 
 
 def _calibrated(
@@ -508,8 +567,9 @@ def _calibrated(
     )
     if found is None:
         raise PrivacyRefusal(
-            f"no amount of noise on the updates keeps to epsilon {epsilon}: other releases, such "
-            "as a tracked clip, or missing noise shares cost more",
-            "raise privacy.epsilon or privacy.clip_noise, or name fewer colluders",
+            f"no amount of noise on the updates keeps to epsilon {epsilon} at delta {delta:g}: "
+            "other releases (statistics that were bought, a tracked clip) or missing noise shares "
+            "cost more",
+            "raise privacy.epsilon, privacy.delta or privacy.clip_noise, or name fewer colluders",
         )
     return found

@@ -23,7 +23,7 @@ from fedveil.methods.recipes.sections import (
     DataSection,
     PrivacySection,
     Recipe,
-    VotingSection,
+    Voting,
 )
 from fedveil.methods.recipes.values import build
 from fedveil.methods.registry import METHODS
@@ -156,7 +156,9 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
 def _choose_by_unit(table: dict[str, Any]) -> None:
     """A recipe that names no method but whose data to protect gets one that does."""
     training, privacy = table.get("training", {}), table.get("privacy", {})
-    if isinstance(training, dict) and isinstance(privacy, dict) and privacy.get("unit") == "record":
+    if not (isinstance(training, dict) and isinstance(privacy, dict)):
+        return
+    if privacy.get("unit") in ("record", "person"):
         table["training"] = {"method": "dp-sgd", **training}
 
 
@@ -247,7 +249,7 @@ def without_privacy(recipe: Recipe) -> Recipe:
         method={},
         aggregation=AggregationSection(),
         privacy=PrivacySection(),
-        voting=VotingSection(),
+        voting=Voting(),
     )
 
 

@@ -11,13 +11,14 @@ from fedveil.core.arguments import number_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Trust
 from fedveil.data.federation import Federation, Task
-from fedveil.methods.parts.method import Method, Voting
+from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import (
     Bounded,
     NoiseContext,
     NoisePlacement,
     cohort_size,
 )
+from fedveil.methods.recipes.sections import Voting
 from fedveil.privacy.budgets import largest_scale
 from fedveil.privacy.releases import PrivacyModel
 from fedveil.privacy.sampling import CappedPoisson, FixedSize, Sampling
@@ -204,13 +205,12 @@ def own_scales(
 def own_scale(noise: NoisePlacement, epsilon: float, model: PrivacyModel, delta: float) -> float:
     """Return the largest share of the clip with which one client keeps to its own epsilon."""
     check_scalable(noise)
-    bought = noise.facts.federation.bought
     return largest_scale(
         noise.releases(noise.facts.rounds),
         epsilon=epsilon,
         privacy_model=model,
         delta=delta,
-        in_full=() if bought is None else bought.releases,
+        in_full=noise.facts.bought,
     )
 
 
@@ -253,5 +253,5 @@ def _questions(voting: Voting, federation: Federation) -> Tensor:
         )
     public = federation.validation.inputs[: voting.questions]
     if voting.questions is not None and len(public) < voting.questions:
-        raise ConfigError(f"server.questions: there are only {len(public)} public inputs")
+        raise ConfigError(f"voting.questions: there are only {len(public)} public inputs")
     return as_tensor(federation.model_inputs(public)).contiguous()

@@ -26,8 +26,11 @@ _OF_THE_BUDGET |= {
 # Words that exist to be refused with a reason where there is noise; nothing implements them.
 _OF_NOBODY = ("training.upload", "server.smoothing_place")
 # Keys that describe a table or pictures, and mean nothing for a named source.
-_OF_FILES = ("client_column", "label", "label_separator", "schema", "statistics", "classes",
-             "columns", "bought", "image_size", "task")  # fmt: skip
+_OF_FILES = (
+    *("client_column", "person_column", "records_per_person", "label", "label_separator"),
+    *("schema", "statistics", "classes", "columns", "bought", "image_size", "task", "test_file"),
+    *("text_columns", "text_encoder"),
+)
 
 
 def refuse_unread(recipe: Recipe) -> None:

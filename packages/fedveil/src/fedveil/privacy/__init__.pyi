@@ -13,7 +13,6 @@ from fedveil.privacy.accountants.steps import Step as Step
 from fedveil.privacy.accountants.zcdp import ZcdpStep as ZcdpStep
 from fedveil.privacy.accounting import account as account
 from fedveil.privacy.accounting import default_delta as default_delta
-from fedveil.privacy.accounting import per_client_epsilons as per_client_epsilons
 from fedveil.privacy.accounting import person_guarantee as person_guarantee
 from fedveil.privacy.budgets import largest_scale as largest_scale
 from fedveil.privacy.budgets import scaled_guarantee as scaled_guarantee

@@ -11,25 +11,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
-from fedveil.core.arguments import delta_value
+from fedveil.core.arguments import delta_value, instance_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Arithmetic, Entropy, Unit
 from fedveil.privacy.accountants import bounds, theorem_of
 from fedveil.privacy.accountants.steps import merged
-from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.guarantee import _MAKER, Guarantee
 from fedveil.privacy.refusals import DeltaRefused, UnitRefused
 from fedveil.privacy.releases import PrivacyModel, Release
-from fedveil.privacy.sampling import Everyone, Sampling, sampling_kind
+from fedveil.privacy.sampling import sampling_kind
 from fedveil.privacy.translation import honest_shares, least_population, step_of
 from fedveil.privacy.tuning import Tuning
 
 _LARGEST_DELTA = 0.01  # where nothing is known about the population
 
-__all__ = ["PrivacyModel", "Release", "account", "default_delta", "per_client_epsilons"]
+__all__ = ["PrivacyModel", "Release", "account", "default_delta"]
 
 
 def account(
@@ -52,12 +48,7 @@ def account(
     >>> round(guarantee.epsilon, 2)
     3.7
     """
-    if not isinstance(privacy_model, PrivacyModel):
-        raise ConfigError(f"privacy_model: need a PrivacyModel, got {privacy_model!r}")
-    listed = () if isinstance(releases, Release) else tuple(releases)
-    if not listed or not all(isinstance(release, Release) for release in listed):
-        raise ConfigError("releases: need one or more Release objects, in a list")
-    return _account(listed, privacy_model, delta_value(delta), tuning)
+    return _account(_listed(releases, privacy_model), privacy_model, delta_value(delta), tuning)
 
 
 def fast_epsilon(
@@ -72,36 +63,10 @@ def fast_epsilon(
     Rényi curves are slow for fixed-size sampling and rarely win; they are asked only where no
     other accountant answers.
     """
-    listed = tuple(releases)
+    listed, delta = _listed(releases, privacy_model), delta_value(delta)
     _check_delta(listed, privacy_model, delta)
     steps = merged([step_of(release, privacy_model) for release in listed])
     return min(value for _, value in bounds(steps, delta, tuning, quick=True))
-
-
-def per_client_epsilons(
-    participations: npt.ArrayLike,
-    *,
-    mechanism: Mechanism,
-    privacy_model: PrivacyModel,
-    delta: float,
-    sampling: Sampling | None = None,
-) -> npt.NDArray[np.float64]:
-    """Epsilon of each client from the number of rounds in which it really took part.
-
-    Allowed where selection does not depend on data; sampling gets no credit, and the headline is
-    the largest. Publishing these counts excludes any amplified epsilon for the same run. The
-    sampling that was used tells the number of noise shares, if there are colluders.
-    """
-    counts = np.asarray(participations)
-    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or np.any(counts < 0):
-        raise ConfigError("participations: need one whole number of at least 0 for each client")
-    distinct, position = np.unique(counts, return_inverse=True)
-    cohorts = Everyone() if sampling is None else sampling
-    releases = [Release(mechanism, cohorts, n, participations=n) for n in map(int, distinct)]
-    epsilons = [
-        account([one], privacy_model=privacy_model, delta=delta).epsilon for one in releases
-    ]
-    return np.array(epsilons, dtype=np.float64)[position]
 
 
 def person_guarantee(guarantee: Guarantee, records: int) -> Guarantee:
@@ -135,6 +100,15 @@ def person_guarantee(guarantee: Guarantee, records: int) -> Guarantee:
 def default_delta(population: int) -> float:
     """min(1e-5, population^-1.1): well below the 1/population that protects nobody."""
     return float(min(1e-5, float(population) ** -1.1))
+
+
+def _listed(releases: Sequence[Release], privacy_model: PrivacyModel) -> tuple[Release, ...]:
+    """Return the releases as a tuple, and refuse what is none."""
+    instance_of(PrivacyModel)("privacy_model", privacy_model)
+    listed = () if isinstance(releases, Release) else tuple(releases)
+    if not listed or not all(isinstance(release, Release) for release in listed):
+        raise ConfigError("releases: need one or more Release objects, in a list")
+    return listed
 
 
 @lru_cache(maxsize=8192)

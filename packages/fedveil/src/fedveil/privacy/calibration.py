@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
-from fedveil.core.arguments import (
-    check_fields,
-    count,
-    delta_value,
-    instance_of,
-    positive,
-    settle,
-)
+from fedveil.core.arguments import count, delta_value, instance_of, positive
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account, fast_epsilon
@@ -43,32 +36,6 @@ _MOST_ROUNDS = 10**9
 _LEAST_RATE = 1e-9
 
 
-@dataclass(frozen=True)
-class _Question:
-    """What is asked again and again with one number changed."""
-
-    epsilon: float
-    delta: float
-    privacy_model: PrivacyModel
-    also: tuple[Release, ...] = ()
-    tuning: Tuning | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self, privacy_model=instance_of(PrivacyModel))
-        settle(self, epsilon=positive("epsilon", self.epsilon), delta=delta_value(self.delta))
-
-    def cost(self, *releases: Release) -> float:
-        """Epsilon by the quick accountants: an upper bound on what is reported."""
-        return fast_epsilon((*releases, *self.also), **self._how)
-
-    def reported(self, *releases: Release) -> float:
-        return account((*releases, *self.also), **self._how).epsilon
-
-    @property
-    def _how(self) -> dict[str, Any]:
-        return {"privacy_model": self.privacy_model, "delta": self.delta, "tuning": self.tuning}
-
-
 def least_noise(
     releases: Callable[[float], Sequence[Release]],
     *,
@@ -86,13 +53,17 @@ def least_noise(
     `releases` must cost less the higher their noise. `quickly` stops at a little more noise where
     only a slow accountant proves that less will do.
     """
-    question = _Question(epsilon, delta, privacy_model, (), tuning)
+    epsilon, delta = _budget(epsilon, delta, privacy_model)
 
     def quick(noise: float) -> float:
-        return question.cost(*releases(noise))
+        return fast_epsilon(
+            releases(noise), privacy_model=privacy_model, delta=delta, tuning=tuning
+        )
 
     def reported(noise: float) -> float:
-        return question.reported(*releases(noise))
+        return account(
+            releases(noise), privacy_model=privacy_model, delta=delta, tuning=tuning
+        ).epsilon
 
     noise = least_at_most(quick, epsilon, guess, least=least, most=most)
     if noise is None or quickly or reported(noise) >= 0.999 * quick(noise):
@@ -155,18 +126,18 @@ def calibrate_mechanism(
     make: Gaussian, Laplace, DiscreteGaussian, or any function whose mechanism costs less the
         higher its argument, such as `lambda std: replace(discrete_sum, share_std=std)`.
     """
-    question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
+    epsilon, delta = _budget(epsilon, delta, privacy_model)
     rounds = count("rounds", rounds)
 
     def release(noise: float) -> Release:
         return Release(make(noise), sampling, rounds, uses, participations)
 
     noise = least_noise(
-        lambda level: (release(level), *question.also),
-        epsilon=question.epsilon,
-        delta=question.delta,
+        lambda level: (release(level), *also),
+        epsilon=epsilon,
+        delta=delta,
         privacy_model=privacy_model,
-        guess=_guess_noise(question, release(1.0)),
+        guess=_guess_noise(release(1.0), privacy_model, epsilon, delta),
         tuning=tuning,
         least=1e-9,
         most=1e15,
@@ -196,19 +167,20 @@ def calibrate_rounds(
     >>> fv.calibrate_rounds(epsilon=1.0, delta=1e-5, **ask)
     7
     """
-    question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
+    epsilon, delta = _budget(epsilon, delta, privacy_model)
 
     def cost(rounds: int) -> float:
         cohorts = sampling
         if isinstance(sampling, Balanced):
             cohorts = replace(sampling, rounds=rounds)
-        release = Release(mechanism, cohorts, rounds, uses)
-        quick = question.cost(release)
+        releases = [Release(mechanism, cohorts, rounds, uses), *also]
+        quick = fast_epsilon(releases, privacy_model=privacy_model, delta=delta, tuning=tuning)
         # A slow accountant may do better, but not by much.
-        near = question.epsilon < quick < 1.5 * question.epsilon
-        return question.reported(release) if near else quick
+        if not epsilon < quick < 1.5 * epsilon:
+            return quick
+        return account(releases, privacy_model=privacy_model, delta=delta, tuning=tuning).epsilon
 
-    rounds = largest_at_most(cost, question.epsilon, _MOST_ROUNDS)
+    rounds = largest_at_most(cost, epsilon, _MOST_ROUNDS)
     if rounds is None:
         raise ConfigError(
             f"epsilon: {epsilon!r} does not pay for a single round at delta {delta!r}"
@@ -238,27 +210,28 @@ def calibrate_rate(
     >>> 0.05 < found.rate < 0.2
     True
     """
-    question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
+    epsilon, delta = _budget(epsilon, delta, privacy_model)
     rounds = count("rounds", rounds)
 
     def cost(cohorts: Sampling) -> float:
-        return question.cost(Release(mechanism, cohorts, rounds, uses))
+        releases = [Release(mechanism, cohorts, rounds, uses), *also]
+        return fast_epsilon(releases, privacy_model=privacy_model, delta=delta, tuning=tuning)
 
     if isinstance(sampling, Everyone):
         raise ConfigError("sampling: everyone has no rate to find; use poisson or fixed")
     if isinstance(sampling, (FixedSize, RoundRobin, Balanced)):
         cohort = largest_at_most(
-            lambda n: cost(replace(sampling, cohort=n)), question.epsilon, sampling.clients
+            lambda n: cost(replace(sampling, cohort=n)), epsilon, sampling.clients
         )
         if cohort is None:
             raise ConfigError(f"epsilon: {epsilon!r} does not pay for a cohort of one client")
         return replace(sampling, cohort=cohort)
-    if isinstance(sampling, Poisson) and cost(replace(sampling, rate=1.0)) <= question.epsilon:
+    if isinstance(sampling, Poisson) and cost(replace(sampling, rate=1.0)) <= epsilon:
         return replace(sampling, rate=1.0)
     # The least inverse rate whose cost keeps to the budget.
     inverse = least_at_most(
         lambda x: cost(replace(sampling, rate=min(1 / x, _below_one(sampling)))),
-        question.epsilon,
+        epsilon,
         10.0,
         least=1.0,
         most=1 / _LEAST_RATE,
@@ -268,14 +241,22 @@ def calibrate_rate(
     return replace(sampling, rate=min(1 / inverse, _below_one(sampling)))
 
 
-def _guess_noise(question: _Question, release: Release) -> float:
+def _budget(epsilon: float, delta: float, privacy_model: PrivacyModel) -> tuple[float, float]:
+    """Return epsilon and delta as plain numbers, and refuse what is none."""
+    instance_of(PrivacyModel)("privacy_model", privacy_model)
+    return positive("epsilon", epsilon), delta_value(delta)
+
+
+def _guess_noise(
+    release: Release, privacy_model: PrivacyModel, epsilon: float, delta: float
+) -> float:
     """Where to start: the noise for which all rounds together look like one Gaussian."""
-    factor = question.privacy_model.adjacency.sensitivity_factor
+    factor = privacy_model.adjacency.sensitivity_factor
     times = release.rounds if release.amplified else release.counted_participations
     times = max(1, times) * release.uses
-    if isinstance(release.mechanism, Laplace) or question.delta == 0:
-        return min(max(factor * times / question.epsilon, 1e-6), 1e12)
-    total = 1 / gaussian_noise(min(question.epsilon, 1e6), question.delta)
+    if isinstance(release.mechanism, Laplace) or delta == 0:
+        return min(max(factor * times / epsilon, 1e-6), 1e12)
+    total = 1 / gaussian_noise(min(epsilon, 1e6), delta)
     rate, sampling = 1.0, release.sampling
     if release.amplified and isinstance(sampling, (Poisson, CappedPoisson)):
         rate = max(sampling.rate, _LEAST_RATE)

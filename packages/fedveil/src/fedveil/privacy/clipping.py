@@ -28,7 +28,8 @@ Array = TypeVar("Array")  # numpy.ndarray or torch.Tensor
 Floating = npt.NDArray[Any]
 Reals = npt.NDArray[np.float64]
 
-_BLOCK = 1 << 15  # numbers that fit the second-level cache in double precision
+_BLOCK = 1 << 15  # columns that are summed together: norms of long rows are sums of such sums
+_ROWS = 1 << 18  # numbers of short rows that are summed together; changes no result
 _SMALL = 2.0**-100  # far above any number that loses digits by underflow
 
 
@@ -86,6 +87,22 @@ def row_norms(rows: Array, order: int = 2) -> Reals:
     root, exponent, _ = _norms(as_numpy("rows", rows, 2, False), order)
     with np.errstate(over="ignore"):
         return np.ldexp(root, exponent)
+
+
+def surely_inside(rows: Array, clip: Clip) -> bool:
+    """Return whether quick sums prove that every row of [rows, d] is within the bound.
+
+    They prove nothing about rows of float64, whose squares may underflow.
+    """
+    values = as_numpy("rows", rows, 2, False)
+    if values.dtype != np.float32 or not clip.norm < 1e150:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = values.astype(np.float64)
+        sums = np.abs(wide).sum(axis=1) if clip.order == 1 else np.einsum("ij,ij->i", wide, wide)
+        # Terms are exact, and a sum is off by less than one unit in 2^52 for each of them.
+        largest = sums * (1.0 + (values.shape[1] + 8) * 2.0**-52)
+        return bool((largest <= clip.norm**clip.order).all())
 
 
 def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Array:
@@ -191,7 +208,7 @@ def _power_sums(rows: Floating, order: int) -> Reals:
     """Sum of |x| or x^2 along each row, in double precision; squares of float32 are exact there."""
     count, dimension = rows.shape
     sums = np.zeros(count)
-    step = max(1, _BLOCK // max(1, dimension))
+    step = max(1, _ROWS // max(1, min(dimension, _BLOCK)))
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for row in range(0, count, step):
             for column in range(0, dimension, _BLOCK):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from fedveil.core.arguments import described
+from fedveil.core.arguments import check_fields, described, positive
 from fedveil.core.errors import ConfigError
 from fedveil.core.origin import is_own
 from fedveil.core.registry import Registry
@@ -82,7 +82,7 @@ class Mechanism(ABC):
     """Base of all mechanisms; register a class with `@mechanism("name")`.
 
     law: the noise in words, for the statement.
-    level: the field that calibration turns up; None if there is nothing to turn.
+    level: the field that calibration turns up, a positive number; None if there is nothing to turn.
     trusts, adjacencies, amplified_by: what the proof behind `step` covers.
     joint_uses: `step` charges `use.uses` releases from one secret sample.
     one_adjacency: the parameter that was found for one adjacency and says nothing of another.
@@ -98,6 +98,10 @@ class Mechanism(ABC):
     joint_uses: ClassVar[bool] = False
     one_adjacency: ClassVar[str] = ""
     secret_coins: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.level is not None:
+            check_fields(self, **{self.level: positive})
 
     @abstractmethod
     def step(self, use: Use) -> Step:

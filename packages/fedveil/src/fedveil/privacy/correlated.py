@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.arguments import check_fields, positive, settle
+from fedveil.core.arguments import settle
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.privacy.accountants.steps import Step
@@ -69,7 +69,7 @@ class CorrelatedGaussian(Mechanism):
     adjacencies = EVERY_ADJACENCY
 
     def __post_init__(self) -> None:
-        check_fields(self, noise_multiplier=positive)
+        super().__post_init__()
         settle(self, factor=_checked(self.factor))
 
     @property

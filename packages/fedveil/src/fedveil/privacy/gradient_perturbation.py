@@ -138,6 +138,7 @@ class _Gradients(Mechanism):
     certificate: NonExpansive | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_gradients(self)
 
     def noise_shares(self) -> int | None:
@@ -288,7 +289,7 @@ def record_uses(*, local_steps: int, records: int, batch_size: int) -> int:
 
 
 def _check_gradients(mechanism: _Gradients) -> None:
-    check_fields(mechanism, clip_norm=positive, batch_size=count, gradient_std=positive)
+    check_fields(mechanism, clip_norm=positive, batch_size=count)
     check_fields(mechanism, local_steps=count, record_uses=count, shares=optional(count))
     if mechanism.record_uses > mechanism.local_steps:
         raise ConfigError(

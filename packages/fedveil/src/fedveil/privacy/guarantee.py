@@ -12,6 +12,7 @@ from fedveil.core.arguments import delta_value
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
+from fedveil.privacy import statement as wording
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.rounding import at_most
 from fedveil.privacy.tuning import Tuning, tuning_from_dict, tuning_to_dict
@@ -110,30 +111,22 @@ class Guarantee(Displayed):
     @property
     def rests_on(self) -> tuple[str, ...]:
         """What must be true for the guarantee to hold, one plain sentence each."""
-        from fedveil.privacy.statement import rests_on
-
-        return rests_on(self)
+        return wording.rests_on(self)
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee is not about, one plain sentence each."""
-        from fedveil.privacy.statement import not_covered
-
-        return not_covered(self)
+        return wording.not_covered(self)
 
     @property
     def statement(self) -> str:
         """The guarantee in plain English, with all that it rests on; the verdict comes first."""
-        from fedveil.privacy.statement import statement_of
-
-        return statement_of(self)
+        return wording.statement_of(self)
 
     @property
     def summary(self) -> str:
         """The guarantee in at most four plain lines."""
-        from fedveil.privacy.statement import summary_of
-
-        return summary_of(self)
+        return wording.summary_of(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values; JSON has no infinity, so an infinite epsilon is null."""

@@ -49,9 +49,6 @@ class Gaussian(Mechanism):
     amplified_by = (Poisson, CappedPoisson, FixedSize)
     joint_uses = True
 
-    def __post_init__(self) -> None:
-        check_fields(self, noise_multiplier=positive)
-
     def step(self, use: Use) -> Step:
         return use.gaussian(self.noise_multiplier / use.factor)
 
@@ -73,9 +70,6 @@ class Laplace(Mechanism):
     trusts = EVERY_TRUST - {Trust.DISTRIBUTED}
     adjacencies = EVERY_ADJACENCY
     amplified_by = (Poisson,)
-
-    def __post_init__(self) -> None:
-        check_fields(self, scale_multiplier=positive)
 
     def step(self, use: Use) -> Step:
         return LaplaceStep(self.scale_multiplier / use.factor, use.rate)
@@ -100,9 +94,6 @@ class DiscreteGaussian(Mechanism):
     adjacencies = EVERY_ADJACENCY
     amplified_by = (Poisson,)
     joint_uses = True
-
-    def __post_init__(self) -> None:
-        check_fields(self, noise_multiplier=positive)
 
     def step(self, use: Use) -> Step:
         if use.rate < 1:
@@ -142,7 +133,8 @@ class DiscreteGaussianSum(Mechanism):
     joint_uses = True
 
     def __post_init__(self) -> None:
-        check_fields(self, clip_norm=positive, granularity=positive, share_std=positive)
+        super().__post_init__()
+        check_fields(self, clip_norm=positive, granularity=positive)
         check_fields(self, shares=count, dimension=count, rounding_beta=optional(not_negative))
         if self.rounding_beta is not None and self.rounding_beta >= 1:
             raise ConfigError(f"rounding_beta: need a number below 1, got {self.rounding_beta!r}")
@@ -201,9 +193,6 @@ class NoisyVotes(Mechanism):
     adjacencies = EVERY_ADJACENCY
     amplified_by = (Poisson, CappedPoisson, FixedSize)
     joint_uses = True
-
-    def __post_init__(self) -> None:
-        check_fields(self, noise_std=positive)
 
     def step(self, use: Use) -> Step:
         return use.gaussian(self.noise_std / math.sqrt(use.factor))

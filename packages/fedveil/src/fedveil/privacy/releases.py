@@ -84,8 +84,8 @@ class PrivacyModel:
 
     population: number of protected units, if known; delta must stay below 1 / population.
     contributions: for unit person: the most contributions that one person makes to one sum, a
-        declared number that a cap enforces: sites at which the person may be, or records of a
-        person where each record is clipped by itself.
+        declared number: sites at which the person may be, or records of a person where each record
+        is clipped by itself. A cap enforces it where one party holds all data.
     colluders: clients that tell the adversary what they know: their own noise shares
         (distributed trust), whether they were drawn (fixed-size sampling).
     honest_shares: noise shares that are sure to be in every sum, if fewer than the expected cohort

@@ -270,7 +270,7 @@ def _public(guarantee: Guarantee) -> list[str]:
     if model.unit is not Unit.CLIENT and model.adjacency is Adjacency.ADD_REMOVE:
         found.append("Rate, divisor, steps and grid do not follow the number of records.")
     elif model.unit is not Unit.CLIENT:
-        found.append("How many clients there are, and how many records each has, is public.")
+        found.append(f"How many clients there are, and how many {model.unit}s each has, is public.")
     elif model.adjacency is Adjacency.ADD_REMOVE:
         found.append("Rate, divisor and grid are public: they do not follow the number of clients.")
     else:

@@ -162,22 +162,11 @@ def _check_trust(release: Release, model: PrivacyModel) -> None:
             "not certain",
             "use sampling balanced, round-robin, fixed or everyone, or state honest_shares",
         )
-    if trust in mechanism.trusts:
-        return
-    if trust is Trust.DISTRIBUTED:
+    if trust not in mechanism.trusts:
         raise MechanismRefused(
-            f"{kind_of(mechanism)} noise is not a sum of equal independent shares",
-            "use discrete-gaussian-sum (certified) or gaussian shares (idealised)",
+            f"{kind_of(mechanism)} noise has no proof under {trust} trust",
+            f"use trust {' or '.join(sorted(mechanism.trusts))}, or another mechanism",
         )
-    if mechanism.noise_shares() is not None:
-        raise MechanismRefused(
-            "a share of the noise does not protect an upload that is seen by itself",
-            "use distributed trust, or discrete-gaussian with full noise at every client",
-        )
-    raise MechanismRefused(
-        f"{kind_of(mechanism)} noise has no proof under {trust} trust",
-        f"use trust {' or '.join(sorted(mechanism.trusts)) or 'with another mechanism'}",
-    )
 
 
 def _check_adjacency(release: Release, model: PrivacyModel) -> None:
@@ -218,14 +207,9 @@ def _check_sampling(sampling: Sampling, model: PrivacyModel) -> None:
             "takes a free place",
             "use adjacency replace (it covers zero-out), or Poisson sampling",
         )
-    if isinstance(sampling, Poisson) and adjacency is Adjacency.REPLACE:
+    if isinstance(sampling, Poisson | CappedPoisson) and adjacency is Adjacency.REPLACE:
         raise AdjacencyRefused(
-            "Poisson sampling under replace is not covered by the composition proof",
-            "use adjacency add-remove, or fixed-size sampling",
-        )
-    if isinstance(sampling, CappedPoisson) and adjacency is Adjacency.REPLACE:
-        raise AdjacencyRefused(
-            "a capped Poisson cohort under replace is not covered by the composition proof",
+            f"{name_of(sampling)} sampling under replace is not covered by the composition proof",
             "use adjacency zero-out, or fixed-size sampling",
         )
     if isinstance(sampling, CappedPoisson) and model.colluders:

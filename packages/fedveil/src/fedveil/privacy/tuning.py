@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from fedveil.core.arguments import check_fields, count, described, positive, settle
+from fedveil.core.arguments import check_fields, count, described, one_of, positive
 from fedveil.core.errors import ConfigError
 
 
@@ -51,14 +51,9 @@ class RandomRuns:
     repeats: Repeats = Repeats.GEOMETRIC
 
     def __post_init__(self) -> None:
-        mean = positive("mean", self.mean)
-        if mean < 1:
+        check_fields(self, mean=positive, repeats=one_of(Repeats))
+        if self.mean < 1:
             raise ConfigError(f"mean: need at least one run, got {self.mean!r}")
-        try:
-            settle(self, mean=mean, repeats=Repeats(self.repeats))
-        except ValueError:
-            names = ", ".join(Repeats)
-            raise ConfigError(f"repeats: need one of {names}, got {self.repeats!r}") from None
 
 
 Tuning = AllRuns | RandomRuns

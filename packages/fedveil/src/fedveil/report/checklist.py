@@ -23,7 +23,7 @@ _OUTSIDE = "outside what a run knows: ask whoever operates it"
 def checklists(
     result: Mapping[str, Any], guarantee: Guarantee | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Every item of both lists: whether it is stated, and what, or why not."""
+    """Return every item of both lists: whether it is stated, and what, or why not."""
     known = _known(guarantee) if guarantee is not None else {}
     figures = (f"{key} {result[key]:.4g}" for key in ("accuracy", "rmse", "loss") if key in result)
     utility = ", ".join(figures)
@@ -65,7 +65,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _known(guarantee: Guarantee) -> dict[str, str]:
-    """What a guarantee says about the items."""
+    """Return what a guarantee says about the items."""
     size = f"epsilon {at_most(guarantee.epsilon)}, delta {at_most(guarantee.delta)}"
     verdict = "certified" if guarantee.certified else f"not certified: {guarantee.reason}"
     exact = guarantee.arithmetic is Arithmetic.EXACT

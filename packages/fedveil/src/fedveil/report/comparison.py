@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,8 @@ from fedveil.report.spread import Spread, spread_of
 from fedveil.report.store import Outcome, Store
 from fedveil.run.run import Run, Speed
 
+LABELS = {"accuracy": "accuracy", "rmse": "root mean squared error", "loss": "loss"}
+
 _FORMAT = 2  # of an outcome; a change of what runs are made of starts afresh
 _PROMISE = (
     *("epsilon", "delta", "unit", "adjacency", "trust", "accountant", "certified", "reason"),
@@ -35,120 +37,115 @@ _PROMISE = (
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A recipe under a name of its own."""
+class ComparedRun:
+    """One run: a recipe by its name, at one epsilon (None: no noise, or its own), with one seed."""
 
     name: str
+    epsilon: float | None
     recipe: Recipe
 
     @property
-    def data(self) -> str:
-        """The name of the data set, with the label of a table."""
-        data = self.recipe.data
-        label = "" if data.label is None else f", {data.label}"
-        return f"{data.source if data.file is None else Path(data.file).name}{label}"
-
-    @property
-    def private(self) -> bool:
-        return METHODS[self.recipe.training.method].private
-
-    def at(self, epsilon: float | None, delta: float | None, seed: int) -> Recipe:
-        """The recipe of one run: this budget, this seed."""
-        privacy = self.recipe.privacy
-        if epsilon is not None and self.private:
-            privacy = replace(privacy, epsilon=epsilon, noise_multiplier=None)
-        if delta is not None and self.private:
-            privacy = replace(privacy, delta=delta)
-        return replace(self.recipe, privacy=privacy, seed=seed)
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run: who, at which epsilon (None: no noise, or the recipe's own), with which seed."""
-
-    contender: Contender
-    epsilon: float | None
-    delta: float | None
-    seed: int
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.contender.at(self.epsilon, self.delta, self.seed)
-
-    @property
     def key(self) -> str:
+        """Return what the run is known by: a digest of everything that changes its result."""
         table = recipes.to_table(self.recipe)
-        table.pop("engine", None)  # speed changes no result
+        table.pop("engine", None)
         document = json.dumps([_FORMAT, table], sort_keys=True)
         return hashlib.sha256(document.encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
-class ComparedCell:
-    """All seeds of one contender at one epsilon."""
+class Comparison:
+    """Finished runs side by side.
 
-    contender: Contender
-    epsilon: float | None
-    outcomes: tuple[Outcome, ...]
+    Attributes:
+        data: Name of the data set that all recipes use.
+        figure: What all runs are measured by: a key of `LABELS`.
+        rows: A document for each recipe and epsilon, as `--json` prints them.
+    """
 
-    def spread(self, figure: str) -> Spread:
-        return spread_of([outcome.get(figure) for outcome in self.outcomes])
+    data: str
+    figure: str
+    rows: list[dict[str, Any]]
+
+    @property
+    def promises_differ(self) -> list[str]:
+        """Return in what the promises differ though their numbers are equal: one line each."""
+        promises: dict[tuple[str, ...], dict[str, None]] = {}
+        for row in self.rows:
+            if (promise := row["guarantee"]) is not None:
+                words = tuple(str(promise[word]) for word in ("unit", "adjacency", "trust"))
+                promises.setdefault(words, {})[row["recipe"]] = None
+        if len(promises) < 2:
+            return []
+        return [
+            f"{', '.join(names)}: one {unit}, {adjacency}, {trust} trust"
+            for (unit, adjacency, trust), names in promises.items()
+        ]
 
 
-def contenders(paths: Sequence[Path], assignments: Sequence[str] = ()) -> tuple[Contender, ...]:
-    """Recipes by their file names; equal names get their folder's too."""
+def contenders(paths: Sequence[Path], assignments: Sequence[str] = ()) -> dict[str, Recipe]:
+    """Read recipes, by their file names; equal names get their folder's too.
+
+    Raises:
+        ConfigError: Two recipes have the same name, or use different data sets.
+    """
     names = [path.stem for path in paths]
     if len(set(names)) < len(names):
         names = [f"{path.parent.name}/{path.stem}" for path in paths]
     if len(set(names)) < len(names):
         raise ConfigError("recipes: two have the same name; give each once, or rename one")
-    made = []
-    for name, path in zip(names, paths, strict=True):
-        recipe = recipes.parse(recipes.read(path), assignments)
-        made.append(Contender(name, recipes.with_defaults(recipe)))
-    sets = {one.name: one.data for one in made}
+    made = {
+        name: recipes.with_defaults(recipes.parse(recipes.read(path), assignments))
+        for name, path in zip(names, paths, strict=True)
+    }
+    sets = {name: _data_name(recipe.data) for name, recipe in made.items()}
     if len(set(sets.values())) > 1:
         listed = "; ".join(f"{name}: {data}" for name, data in sets.items())
         raise ConfigError(
             f"recipes: they use different data sets ({listed}), whose scores cannot be compared. "
             "Compare recipes for one data set, or set it for all with --set data.source=NAME"
         )
-    return tuple(made)
+    return made
+
+
+def _data_name(data: DataSection) -> str:
+    label = "" if data.label is None else f", {data.label}"
+    return f"{data.source if data.file is None else Path(data.file).name}{label}"
+
+
+def _private(recipe: Recipe) -> bool:
+    return METHODS[recipe.training.method].private
 
 
 def tasks(
-    entered: Sequence[Contender], epsilons: Sequence[float], delta: float | None, seeds: int
-) -> tuple[ComparedRun, ...]:
-    """All runs, every contender once before any is repeated: a first answer comes early."""
+    entered: Mapping[str, Recipe], epsilons: Sequence[float], delta: float | None, seeds: int
+) -> list[ComparedRun]:
+    """Return all runs, every recipe once before any is repeated: a first answer comes early."""
     if seeds < 1:
         raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
-    return tuple(
-        ComparedRun(contender, epsilon, delta, seed)
-        for seed in range(seeds)
-        for contender in entered
-        for epsilon in (epsilons if contender.private and epsilons else (None,))
-    )
+    found = []
+    for seed in range(seeds):
+        for name, recipe in entered.items():
+            for epsilon in epsilons if _private(recipe) and epsilons else (None,):
+                privacy = recipe.privacy
+                if epsilon is not None:
+                    privacy = replace(privacy, epsilon=epsilon, noise_multiplier=None)
+                if delta is not None and _private(recipe):
+                    privacy = replace(privacy, delta=delta)
+                changed = replace(recipe, privacy=privacy, seed=seed)
+                found.append(ComparedRun(name, epsilon, changed))
+    return found
 
 
-def common_delta(entered: Sequence[Contender]) -> float | None:
-    """The strictest delta of all: equal epsilon means little at different ones."""
-    deltas = []
-    for contender in entered:
-        if contender.private:
-            guarantee = plan_of(contender.at(None, None, 0), _federation(contender.recipe.data))
-            if guarantee.guarantee is not None:
-                deltas.append(guarantee.guarantee.delta)
-    positive = [delta for delta in deltas if delta > 0]
-    return min(positive, default=None) if len(positive) == len(deltas) else 0.0
-
-
-def missing(todo: Sequence[ComparedRun], store: Store) -> list[ComparedRun]:
-    """Runs that are not in the store, each once."""
-    seen: dict[str, ComparedRun] = {}
-    for task in todo:
-        if task.key not in seen and store.find(task.key) is None:
-            seen[task.key] = task
-    return list(seen.values())
+def common_delta(entered: Mapping[str, Recipe]) -> float | None:
+    """Return the strictest delta of all: equal epsilon means little at different ones."""
+    plans = [
+        plan_of(replace(recipe, seed=0), _federation(recipe.data))
+        for recipe in entered.values()
+        if _private(recipe)
+    ]
+    deltas = [plan.guarantee.delta for plan in plans if plan.guarantee is not None]
+    return min(deltas, default=None) if all(deltas) else 0.0
 
 
 def run_task(task: ComparedRun) -> Outcome:
@@ -175,146 +172,82 @@ def run_task(task: ComparedRun) -> Outcome:
     return outcome
 
 
-def cells(todo: Sequence[ComparedRun], store: Store) -> list[ComparedCell]:
-    """Finished runs by contender and epsilon, in the order of the tasks."""
+def comparison_of(todo: Sequence[ComparedRun], store: Store) -> Comparison:
+    """Gather finished runs by recipe and epsilon, in the order of the tasks."""
     found: dict[tuple[str, float | None], list[Outcome]] = {}
-    who = {task.contender.name: task.contender for task in todo}
     for task in todo:
-        outcome = store.find(task.key)
-        if outcome is not None:
-            found.setdefault((task.contender.name, task.epsilon), []).append(outcome)
-    return [
-        ComparedCell(who[name], epsilon, tuple(seen)) for (name, epsilon), seen in found.items()
-    ]
-
-
-def differences(table: Sequence[ComparedCell]) -> Iterator[str]:
-    """In what the contenders' promises differ though their numbers are equal: one line each."""
-    promises: dict[tuple[str, ...], list[str]] = {}
-    for cell in table:
-        promise = cell.outcomes[0].get("guarantee")
-        if promise is not None:
-            words = tuple(str(promise[word]) for word in ("unit", "adjacency", "trust"))
-            names = promises.setdefault(words, [])
-            if cell.contender.name not in names:
-                names.append(cell.contender.name)
-    if len(promises) > 1:
-        for (unit, adjacency, trust), names in promises.items():
-            yield f"{', '.join(names)}: one {unit}, {adjacency}, {trust} trust"
-
-
-def draw(table: Sequence[ComparedCell], figure: str, label: str) -> bytes:
-    """Mean and deviation against epsilon, one line for each contender, as PNG."""
-    import io
-
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(6.0, 4.3), layout="constrained")
-    axes = picture.subplots()
-    epsilons = sorted({cell.epsilon for cell in table if cell.epsilon is not None})
-    for place, (name, own) in enumerate(_by_name(table).items()):
-        colour = f"C{place}"
-        points = [(cell.epsilon, cell.spread(figure)) for cell in own if cell.epsilon]
-        points = sorted((point for point in points if point[1].runs), key=lambda point: point[0])
-        if points:
-            x, spreads = zip(*points, strict=True)
-            middle = [spread.mean for spread in spreads]
-            width = [spread.deviation for spread in spreads]
-            marker = "osD^vPX*"[place % 8]
-            axes.errorbar(x, middle, yerr=width, marker=marker, capsize=3, color=colour, label=name)
-        for cell in own:
-            spread = cell.spread(figure)
-            if cell.epsilon is None and spread.runs:
-                axes.axhline(spread.mean, linestyle="--", color=colour, label=name)
-    if len(epsilons) > 1:
-        axes.set_xscale("log")
-        axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-        axes.minorticks_off()
-    axes.set_xlabel("epsilon; bars: standard deviation of single runs; dashed: no budget set")
-    axes.set_ylabel(label)
-    axes.spines[["top", "right"]].set_visible(False)
-    picture.legend(loc="outside upper center", ncols=3, frameon=False)
-    buffer = io.BytesIO()
-    picture.savefig(buffer, dpi=150, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def page_document(table: Sequence[ComparedCell], figure: str, label: str) -> dict[str, Any]:
-    """The comparison for its page."""
-    columns = ["recipe", "method", "epsilon", label, "runs", "diverged", "noise multiplier"]
+        if (outcome := store.find(task.key)) is not None:
+            found.setdefault((task.name, task.epsilon), []).append(outcome)
+    outcomes = [one for seeds in found.values() for one in seeds]
+    figure = next(
+        (name for name in LABELS if all(one.get(name) is not None for one in outcomes)), "loss"
+    )
+    methods = {task.name: task.recipe.training.method for task in todo}
     rows = []
-    for row in to_document(table, figure):
-        mean = row["mean"] if row["runs"] else None
-        deviation = row["deviation"] if row["runs"] > 1 else None
-        rows.append([row["recipe"], row["method"], row["epsilon"], [mean, deviation]])
-        rows[-1] += [row["runs"], row["diverged"], row["noise_multiplier"]]
-    said = {
-        "Equal numbers, different promises": list(differences(table)),
-        "What these runs are": ["Simulations with known seeds: none of them is certified."],
-    }
-    title = f"{label[:1].upper()}{label[1:]} of {len(_by_name(table))} recipes on {data_of(table)}"
-    return compared.document_of(title, said, _charts(table, figure, label), columns, rows)
-
-
-def _charts(table: Sequence[ComparedCell], figure: str, label: str) -> list[dict[str, Any]]:
-    """One chart: against epsilon, or by name where no budget was set."""
-    chart: dict[str, Any] = {"title": f"{label}, mean of all seeds", "y": label, "zoom": True}
-    if any(len(cell.outcomes) > 1 for cell in table):
-        chart["bars"] = compared.DEVIATION
-    epsilons = [cell.epsilon for cell in table if cell.epsilon is not None]
-    known = [cell for cell in table if cell.spread(figure).runs]
-    if not known:
-        return []
-    if not epsilons:
-        points = [compared.point(at, cell.spread(figure)) for at, cell in enumerate(known)]
-        names = [cell.contender.name for cell in known]
-        series = [{"name": label, "points": points}]
-        return [chart | {"x": "recipe", "x_names": names, "series": series}]
-    series = []
-    for name, own in _by_name(known).items():
-        ends = (min(epsilons), max(epsilons))
-        points = [
-            compared.point(x, cell.spread(figure))
-            for cell in own
-            for x in (sorted(set(ends)) if cell.epsilon is None else [cell.epsilon])
-        ]
-        told = name if own[0].epsilon is not None else f"{name}, no budget set"
-        series.append({"name": told, "points": sorted(points)})
-    return [chart | {"x": "epsilon", "log_x": True, "series": series}]
-
-
-def data_of(table: Sequence[ComparedCell]) -> str:
-    """Return the name of the data set that all recipes use."""
-    return table[0].contender.data if table else "no data"
-
-
-def _by_name(table: Sequence[ComparedCell]) -> dict[str, list[ComparedCell]]:
-    found: dict[str, list[ComparedCell]] = {}
-    for cell in table:
-        found.setdefault(cell.contender.name, []).append(cell)
-    return found
-
-
-def to_document(table: Sequence[ComparedCell], figure: str) -> list[dict[str, Any]]:
-    """The table for scripts."""
-    rows = []
-    for cell in table:
-        spread = cell.spread(figure)
+    for (name, epsilon), seeds in found.items():
+        spread = spread_of([one.get(figure) for one in seeds])
         rows.append(
             {
-                "recipe": cell.contender.name,
-                "method": cell.contender.recipe.training.method,
-                "epsilon": cell.epsilon,
+                "recipe": name,
+                "method": methods[name],
+                "epsilon": epsilon,
                 "figure": figure,
                 "mean": spread.mean,
                 "deviation": spread.deviation,
                 "runs": spread.runs,
                 "diverged": spread.lost,
-                "guarantee": cell.outcomes[0].get("guarantee"),
-                "noise_multiplier": cell.outcomes[0].get("noise_multiplier"),
+                "guarantee": seeds[0].get("guarantee"),
+                "noise_multiplier": seeds[0].get("noise_multiplier"),
             }
         )
-    return rows
+    return Comparison(_data_name(todo[0].recipe.data), figure, rows)
+
+
+def page_document(made: Comparison) -> dict[str, Any]:
+    """Return the comparison for its page."""
+    label = LABELS[made.figure]
+    columns = ["recipe", "method", "epsilon", label, "runs", "diverged", "noise multiplier"]
+    rows = []
+    for row in made.rows:
+        mean = row["mean"] if row["runs"] else None
+        deviation = row["deviation"] if row["runs"] > 1 else None
+        rows.append([row["recipe"], row["method"], row["epsilon"], [mean, deviation]])
+        rows[-1] += [row["runs"], row["diverged"], row["noise_multiplier"]]
+    said = {
+        "Equal numbers, different promises": made.promises_differ,
+        "What these runs are": ["Simulations with known seeds: none of them is certified."],
+    }
+    names = {row["recipe"] for row in made.rows}
+    title = f"{label[:1].upper()}{label[1:]} of {len(names)} recipes on {made.data}"
+    return compared.document_of(title, said, _charts(made.rows, label), columns, rows)
+
+
+def _charts(rows: Sequence[Mapping[str, Any]], label: str) -> list[dict[str, Any]]:
+    """Return one chart: against epsilon, or by name where no budget was set."""
+    known = [row for row in rows if row["runs"]]
+    if not known:
+        return []
+    chart: dict[str, Any] = {"title": f"{label}, mean of all seeds", "y": label, "zoom": True}
+    if any(row["runs"] + row["diverged"] > 1 for row in rows):
+        chart["bars"] = compared.DEVIATION
+    epsilons = [row["epsilon"] for row in rows if row["epsilon"] is not None]
+    if not epsilons:
+        points = [_point(at, row) for at, row in enumerate(known)]
+        names = [row["recipe"] for row in known]
+        series = [{"name": label, "points": points}]
+        return [chart | {"x": "recipe", "x_names": names, "series": series}]
+    lines: dict[str, list[list[float]]] = {}
+    for row in known:
+        level = row["epsilon"] is None  # a line across the whole chart
+        name = f"{row['recipe']}, no budget set" if level else row["recipe"]
+        ends = sorted({min(epsilons), max(epsilons)}) if level else [row["epsilon"]]
+        lines.setdefault(name, []).extend(_point(x, row) for x in ends)
+    series = [{"name": name, "points": sorted(points)} for name, points in lines.items()]
+    return [chart | {"x": "epsilon", "log_x": True, "series": series}]
+
+
+def _point(x: float, row: Mapping[str, Any]) -> list[float]:
+    return compared.point(x, Spread(row["mean"], row["deviation"], row["runs"]))
 
 
 @lru_cache(maxsize=4)

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.privacy.distinguishing import RATES, AttackBound, attack_on
@@ -42,7 +44,13 @@ _SEES = {
 def facts_of(
     path: Path, guarantee: Guarantee | None, progress: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The document of one run; `guarantee` has been recomputed from its ledger."""
+    """Return the document of one run.
+
+    Args:
+        path: The run directory.
+        guarantee: Recomputed from its ledger; None without noise.
+        progress: How many rounds were begun, as plain values.
+    """
     recipe, lines, result = stored_recipe(path), metrics(path), read_result(path)
     done = max((line["round"] for line in lines), default=0)
     evaluated = [line for line in lines if line.get("loss") is not None]
@@ -62,7 +70,7 @@ def facts_of(
         "progress": dict(progress) if progress else None,
         "epsilons": _epsilons(path, recipe, guarantee),
         "protects": None if guarantee is None else _SEES[guarantee.trust],
-        "attack": None if attack is None else _attack(attack),
+        "attack": None if attack is None else attack_document(attack),
         "charts": _charts(lines, shown, guarantee, attack),
         "gallery": gallery(path, recipe, guarantee),
         "data": _data_card(recipe, guarantee),
@@ -75,7 +83,7 @@ def facts_of(
 
 
 def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the run ended with; of an unfinished one, its last evaluation."""
+    """Return what the run ended with; of an unfinished one, its last evaluation."""
     found = {name: (result or last).get(name) for name in ("accuracy", "rmse", "loss")}
     known = {name: value for name, value in found.items() if value is not None}
     scores = result.get("scores") or {}
@@ -95,7 +103,7 @@ def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any
 def _epsilons(
     path: Path, recipe: Mapping[str, Any], guarantee: Guarantee | None
 ) -> dict[str, float | None]:
-    """Asked for, proved (as far as it is certified), and found by attacks: a lower bound."""
+    """Return the epsilons asked for, proved (if certified), and found by attacks: a lower bound."""
     certified = guarantee is not None and guarantee.certified
     return {
         "promised": recipe.get("privacy", {}).get("epsilon")
@@ -106,7 +114,7 @@ def _epsilons(
 
 
 def _audited(path: Path, guarantee: Guarantee) -> float | None:
-    """The epsilon that attacks have shown, from an audit of this very guarantee."""
+    """Return the epsilon that attacks have shown, from an audit of this very guarantee."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         of, shown = document["certified"], float(document["epsilon_at_least"])
@@ -122,7 +130,8 @@ def _audited(path: Path, guarantee: Guarantee) -> float | None:
     return shown
 
 
-def _attack(attack: AttackBound) -> dict[str, Any]:
+def attack_document(attack: AttackBound) -> dict[str, Any]:
+    """Return the bounds on any attack as plain values, each rounded up to four digits."""
     return {
         "mu": None if attack.mu is None else _up(attack.mu),
         "pairs": [[_up(epsilon), delta] for epsilon, delta in attack.pairs],
@@ -189,7 +198,7 @@ def _chart(title: str, x: str, y: str, series: Mapping[str, Any]) -> dict[str, A
 
 
 def _up(bound: float) -> float | None:
-    """A bound to four digits, never below itself; JSON has no infinity."""
+    """Round a bound up to four digits; infinity becomes None, for JSON."""
     return None if bound == math.inf else float(at_most(bound))
 
 
@@ -199,11 +208,12 @@ def _data_name(recipe: Mapping[str, Any]) -> str:
 
 
 def _data_card(recipe: Mapping[str, Any], guarantee: Guarantee | None) -> dict[str, Any]:
-    """Public facts only. How many units there are is public under every guarantee here."""
+    """Return public facts only. How many units there are is public under every guarantee here."""
     data = recipe["data"]
     card: dict[str, Any] = {"name": _data_name(recipe)}
     for key, title in {
         "client_column": "a client is a value of",
+        "person_column": "a person is a value of",
         "label": "column to predict",
         "schema": "statistics of columns from",
         "partition": "dealt to clients",
@@ -223,17 +233,15 @@ def _model_card(
     name = recipe.get("model", {}).get("name", "auto")
     card: dict[str, Any] = {"network": "auto: a linear model" if name == "auto" else name}
     if file.exists():
-        data = file.read_bytes()
         try:
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            header.pop("__metadata__", None)
-            shapes = {name: slot["shape"] for name, slot in header.items()}
-            card["tensors"] = {name: "x".join(map(str, shape)) for name, shape in shapes.items()}
-            card["parameters"] = sum(math.prod(shape) for shape in shapes.values())
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            with safe_open(file, framework="np") as model:
+                shapes = {name: model.get_slice(name).get_shape() for name in model.keys()}  # noqa: SIM118
+        except SafetensorError as error:
             raise ConfigError(f"{file}: damaged ({error!r})") from None
+        card["tensors"] = {name: "x".join(map(str, shape)) for name, shape in shapes.items()}
+        card["parameters"] = sum(math.prod(shape) for shape in shapes.values())
         card["file"] = MODEL
-        card["sha256"] = hashlib.sha256(data).hexdigest()
+        card["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     card |= {"trained by": training["method"], "rounds": training.get("rounds")}
     card["not measured"] = "how good it is for single groups, on other data, or later"
     if guarantee is None or not guarantee.certified:

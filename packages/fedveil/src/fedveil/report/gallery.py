@@ -23,7 +23,7 @@ FOLDER, FIGURES, PICTURE = "attack", "attack.json", "reconstructions.png"
 def gallery(
     path: Path, recipe: Mapping[str, Any], guarantee: Guarantee | None
 ) -> dict[str, Any] | None:
-    """What attacks found; None where nothing was tried or may be shown."""
+    """Return what attacks found; None where nothing was tried or may be shown."""
     file = path / FOLDER / FIGURES
     if recipe.get("seed") is None or not file.exists():
         return None
@@ -52,7 +52,7 @@ def _views(found: Mapping[str, Any]) -> list[str]:
 
 
 def _view(found: Mapping[str, Any], view: str) -> dict[str, Any]:
-    """How often each attack on one view was right: [right, victims], with the blind guess."""
+    """Return how often each attack on one view was right: [right, victims, blind guess]."""
     made = (found["reconstruction"] or {"views": []})["views"]
     named: dict[str, Any] = {"view": view}
     for name, part in (("label", found["labels"]), ("property", found["property"])):
@@ -91,6 +91,6 @@ def _number(value: Any) -> float | None:
 
 
 def _published(data: Mapping[str, Any]) -> bool:
-    """Whether the records are those of a public data set that comes with this package."""
+    """Return whether the records are those of a public data set that comes with this package."""
     name = str(data.get("source"))
     return "file" not in data and name in SOURCES and SOURCES[name].published

@@ -75,11 +75,13 @@ def together(documents: Sequence[Facts]) -> dict[str, Any]:
     return document
 
 
-def render(template: str, title: str, document: Facts, *, live: bool = False, **words: Any) -> str:
+def render(
+    template: str | Path, title: str, document: Facts, *, live: bool = False, **words: Any
+) -> str:
     """Fill a template. The page contains the document as JSON.
 
     Args:
-        template: a file in `templates/` that extends `base.html`.
+        template: a file in `templates/` that extends `base.html`, or a path elsewhere.
         title: the heading of the page.
         document: plain values without infinities.
         live: see `page`.
@@ -87,11 +89,12 @@ def render(template: str, title: str, document: Facts, *, live: bool = False, **
     """
     # Without this character nothing in the data can end its script element.
     data = Markup(json.dumps(document, allow_nan=False).replace("<", "\\u003c"))
-    return (
-        _environment()
-        .get_template(template)
-        .render(title=title, data=data, live=live, score_names=NAMES, **words)
-    )
+    made = _environment()
+    if isinstance(template, Path):
+        found = made.from_string(template.read_text(encoding="utf-8"))
+    else:
+        found = made.get_template(template)
+    return found.render(title=title, data=data, live=live, score_names=NAMES, **words)
 
 
 @cache

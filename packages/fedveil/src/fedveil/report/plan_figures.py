@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +16,6 @@ if TYPE_CHECKING:
     from fedveil.tune.feasible import Row
     from fedveil.tune.trials import Outcome, Trial
 
-_STYLE: dict[Any, Any] = {
-    "font.family": "serif",
-    "mathtext.fontset": "dejavuserif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.1,
-    "xtick.direction": "in",
-    "ytick.direction": "in",
-}
 _OPTIONS = {
     "recommended": ("o", "black"),
     "as it stands": ("D", "0.7"),
@@ -37,22 +24,28 @@ _OPTIONS = {
 }
 
 
-def draw(path: Path, paint: Callable[[Figure, Axes, Axes], None], height: float = 3.2) -> None:
-    """A picture of two panels; the ending of the file's name says as what: .png, .pdf, .svg."""
-    from matplotlib import rc_context
+def _panels() -> tuple[Figure, Axes, Axes]:
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(7.2, height), layout="constrained")  # no window system is asked
-        panels = figure.subplots(1, 2)
-        paint(figure, *panels)
-        for axis in (side for panel in panels for side in (panel.xaxis, panel.yaxis)):
-            write_out(axis)
-        figure.savefig(path, dpi=200)
+    figure = Figure(figsize=(7.2, 3.4), layout="constrained")  # no window system is asked
+    left, right = figure.subplots(1, 2)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, left, right
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a picture as what the ending of the file's name says: .png, .pdf or .svg."""
+    left, right = figure.axes
+    for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
+        write_out(axis)
+    names = left.get_legend_handles_labels()
+    figure.legend(*names, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=200)
 
 
 def write_out(axis: Axis) -> None:
-    """On a logarithmic axis with few powers of ten, 1, 2 and 5 are written as numbers."""
+    """Write 1, 2 and 5 as numbers on a logarithmic axis with few powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
@@ -63,36 +56,29 @@ def write_out(axis: Axis) -> None:
 
 
 def draw_feasible(rows: Sequence[Row], path: Path) -> None:
-    """Noise and signal-to-noise against rounds, one line for every way and cohort."""
+    """Draw noise and signal-to-noise against rounds, one line for every way and cohort."""
     lines: dict[Any, list[Row]] = {}
     for row in rows:
         lines.setdefault((row.trust, row.sampling, row.cohort), []).append(row)
     several = len({cohort for _, _, cohort in lines}) > 1
-
-    def paint(figure: Figure, left: Axes, right: Axes) -> None:
-        for number, ((trust, sampling, cohort), drawn) in enumerate(lines.items()):
-            rounds = [r.rounds for r in drawn]
-            style = {
-                "color": ("black", "0.45", "0.7")[number % 3],
-                "linestyle": ("-", "--", ":", "-.")[number % 4],
-                "marker": "os^Dv"[number % 5],
-                "markersize": 4,
-                "label": f"{trust}, {sampling}" + (f", cohort {cohort}" if several else ""),
-            }
-            left.loglog(rounds, [r.noise_multiplier for r in drawn], **style)
-            right.loglog(rounds, [r.run_signal_to_noise for r in drawn], **style)
-        left.set_ylabel("noise multiplier")
-        right.set_ylabel("signal-to-noise over the run")
-        right.axhline(1, color="0.6", linewidth=0.6)
-        edge = right.get_yaxis_transform()
-        right.text(
-            1, 1, "below: nothing is learnt", ha="right", va="top", transform=edge, fontsize=7
-        )
-        for axes in (left, right):
-            axes.set_xlabel("rounds")
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3)
-
-    draw(path, paint, height=3.4)
+    figure, left, right = _panels()
+    for number, ((trust, sampling, cohort), drawn) in enumerate(lines.items()):
+        rounds = [row.rounds for row in drawn]
+        style = {
+            "color": ("black", "0.45", "0.7")[number % 3],
+            "linestyle": ("-", "--", ":", "-.")[number % 4],
+            "marker": "os^Dv"[number % 5],
+            "markersize": 4,
+            "label": f"{trust}, {sampling}" + (f", cohort {cohort}" if several else ""),
+        }
+        left.loglog(rounds, [row.noise_multiplier for row in drawn], **style)
+        right.loglog(rounds, [row.run_signal_to_noise for row in drawn], **style)
+    right.axhline(1, color="0.6", linewidth=0.6)
+    edge = right.get_yaxis_transform()
+    right.text(1, 0.97, "nothing is learnt", ha="right", va="top", transform=edge, fontsize=7)
+    left.set(xlabel="rounds", ylabel="noise multiplier")
+    right.set(xlabel="rounds", ylabel="signal-to-noise over the run")
+    _save(figure, path)
 
 
 def draw_search(found: Advice, outcomes: Mapping[tuple[int, Trial], Outcome], path: Path) -> None:
@@ -103,36 +89,20 @@ def draw_search(found: Advice, outcomes: Mapping[tuple[int, Trial], Outcome], pa
         asked = trial.epsilon == found.recommended.epsilon and trial.noise == 1
         if asked and math.isfinite(outcome.error):
             clouds.setdefault(trial.share, []).append((trial.candidate, min(worst, outcome.error)))
-
-    def paint(figure: Figure, left: Axes, right: Axes) -> None:
-        for axes, name in ((left, "local_steps"), (right, "rounds")):
-            for number, share in enumerate(sorted(clouds)):
-                grey = str(round(0.85 - 0.5 * number / max(1, len(clouds) - 1), 2))
-                places = [getattr(candidate, name) for candidate, _ in clouds[share]]
-                axes.loglog(places, [e for _, e in clouds[share]], ".", color=grey, markersize=3)
-            for option in found.options:
-                marker, face = _OPTIONS[option.name]
-                place = getattr(option.candidate, name)
-                mark(axes, place, option.expected.error, option.name, marker, face, 6)
-            axes.axhline(found.trivial, color="0.6", linewidth=0.6, linestyle="--")
-            axes.set_xlabel(name.replace("_", " "))
-        accuracy = found.recommended.expected.accuracy
-        right.sharey(left)
-        left.autoscale(axis="y")
-        left.set_ylabel("loss" if accuracy is None else "share of wrong answers")
-        _legend_above(left)
-
-    draw(path, paint)
-
-
-def mark(
-    axes: Axes, x: float, y: float, label: str, marker: str, face: str, size: float, order: int = 3
-) -> None:
-    """One point that stands out."""
-    look: dict[str, Any] = {"markerfacecolor": face, "markeredgecolor": "black", "markersize": size}
-    axes.plot([x], [y], marker, linestyle="none", label=label, zorder=order, **look)
-
-
-def _legend_above(axes: Axes) -> None:
-    """A legend that never covers a line."""
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, columnspacing=1.2)
+    figure, left, right = _panels()
+    for axes, name in ((left, "local_steps"), (right, "rounds")):
+        for number, share in enumerate(sorted(clouds)):
+            grey = str(round(0.85 - 0.5 * number / max(1, len(clouds) - 1), 2))
+            places = [getattr(candidate, name) for candidate, _ in clouds[share]]
+            axes.loglog(places, [e for _, e in clouds[share]], ".", color=grey, markersize=3)
+        for option in found.options:
+            marker, face = _OPTIONS[option.name]
+            place, look = getattr(option.candidate, name), {"mfc": face, "mec": "black"}
+            axes.loglog([place], [option.expected.error], marker, label=option.name, **look)
+        axes.axhline(found.trivial, color="0.6", linewidth=0.6, linestyle="--")
+        axes.set_xlabel(name.replace("_", " "))
+    accuracy = found.recommended.expected.accuracy
+    left.set_ylabel("loss" if accuracy is None else "share of wrong answers")
+    right.sharey(left)
+    left.autoscale(axis="y")
+    _save(figure, path)

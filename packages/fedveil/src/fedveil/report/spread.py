@@ -19,7 +19,7 @@ class Spread:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; not known (NaN) from one run."""
+        """Return the standard error of the mean; NaN from one run."""
         return self.deviation / math.sqrt(self.runs) if self.runs > 1 else math.nan
 
     def __str__(self) -> str:

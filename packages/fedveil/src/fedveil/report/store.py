@@ -18,7 +18,7 @@ class Store:
     directory: Path
 
     def find(self, key: str) -> Outcome | None:
-        """The outcome of a finished run; None if it is yet to be run."""
+        """Return the outcome of a finished run; None if it is yet to be run."""
         try:
             text = self._path(key).read_text(encoding="utf-8")
             outcome: Outcome = json.loads(text)

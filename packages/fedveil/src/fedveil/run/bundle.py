@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.encoder import TableEncoder
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.planning.plan import Plan
-from fedveil.run.checkpoint import content_digest
+from fedveil.run.checkpoint import content_digest, read_tensors
 from fedveil.run.evidence import MODEL
 from fedveil.training.models.features import FEATURES, Featurizer
 from fedveil.training.models.zoo import build
@@ -50,40 +49,29 @@ class ModelBundle:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "data": self.data,
-            "method": self.method,
+            **vars(self),
             "task": str(self.task),
-            "classes": self.classes,
-            "class_names": list(self.class_names),
-            "input_shape": list(self.input_shape),
-            "architecture": None if self.architecture is None else dict(self.architecture),
             "encoder": None if self.encoder is None else self.encoder.to_dict(),
             "scaling": _listed(self.scaling),
             "featurizer": _featurizer_to_dict(self.featurizer),
-            "guarantee": None if self.guarantee is None else dict(self.guarantee),
-            "public": self.public,
         }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ModelBundle:
         encoder = document["encoder"]
-        return cls(
-            data=document["data"],
-            method=document["method"],
-            task=Task(document["task"]),
-            classes=document["classes"],
-            class_names=tuple(document["class_names"]),
-            input_shape=tuple(document["input_shape"]),
-            architecture=document["architecture"],
-            encoder=None if encoder is None else TableEncoder.from_dict(encoder),
-            scaling=_scaling(document["scaling"]),
-            featurizer=_featurizer(document["featurizer"]),
-            guarantee=document["guarantee"],
-            public=document.get("public") is True,  # of an older file nobody knows
-        )
+        read = {
+            "task": Task(document["task"]),
+            "class_names": tuple(document["class_names"]),
+            "input_shape": tuple(document["input_shape"]),
+            "encoder": None if encoder is None else TableEncoder.from_dict(encoder),
+            "scaling": _scaling(document["scaling"]),
+            "featurizer": _featurizer(document["featurizer"]),
+            "public": document.get("public") is True,  # of an older file nobody knows
+        }
+        return cls(**{**document, **read})
 
     def module(self) -> nn.Module:
-        """A module of this architecture; its weights are yet to be loaded."""
+        """Build a module of this architecture, whose weights are yet to be loaded."""
         if self.architecture is None:
             raise ConfigError(
                 "the model is a module of your own: load it in Python with "
@@ -133,7 +121,7 @@ def _featurizer(document: Mapping[str, Any] | None) -> Featurizer | None:
 
 
 def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any) -> ModelBundle:
-    """What is to be kept with the model of a plan."""
+    """Return the description that is kept with the model of a plan."""
     federation = plan.federation
     return ModelBundle(
         data=federation.name,
@@ -152,14 +140,37 @@ def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any
 
 
 def bundle_file(tensors: Mapping[str, Tensor], bundle: ModelBundle) -> bytes:
-    """The file: the same weights and description give the same bytes."""
-    said = {"format": FORMAT, "description": json.dumps(bundle.to_dict())}
+    """Return the file of a model. The same weights and description give the same bytes."""
+    return _file(tensors, bundle.to_dict())
+
+
+def _file(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> bytes:
+    said = {"format": FORMAT, "description": json.dumps(description)}
     said["digest"] = content_digest(tensors, said)
     return save(dict(tensors), {_KEY: json.dumps(said)})  # one key: several come in any order
 
 
+def renamed_network(path: Path, name: str) -> bytes:
+    """Return the file of a model with another name for the network that makes its inputs.
+
+    Reading a model calls what it names. So this reads the description as data alone.
+
+    Args:
+        path: The model's file, whose inputs a network makes (`BackboneFeatures`).
+        name: The network's name on this machine, where it has its weights.
+    """
+    metadata, tensors = read_tensors(path, str(path))
+    description = json.loads(json.loads(metadata[_KEY])["description"])
+    description["featurizer"]["backbone"] |= {"backbone": name, "backbone_weights": None}
+    return _file(tensors, description)
+
+
 def read_bundle(path: Path) -> tuple[ModelBundle, dict[str, Tensor]]:
-    """The description and the parameters in a model file, or in the one of a run directory."""
+    """Return the description and the parameters in a model file, or in the one of a run directory.
+
+    Raises:
+        ConfigError: There is none, it is damaged, or another version wrote it.
+    """
     directory = path.is_dir()
     file = path / MODEL if directory else path
     if directory and not file.exists():
@@ -168,14 +179,11 @@ def read_bundle(path: Path) -> tuple[ModelBundle, dict[str, Tensor]]:
         raise ConfigError(
             f"{path}: has no model yet; finish the run with: fedveil run --resume {path}"
         )
+    metadata, tensors = read_tensors(file, str(file))
     try:
-        with safe_open(file, framework="pt") as opened:
-            said = json.loads((opened.metadata() or {}).get(_KEY, "{}"))
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such run directory or model file") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read, it is damaged ({error})") from None
+        said = json.loads(metadata.get(_KEY, "{}"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: damaged metadata ({error})") from None
     if said.get("format") != FORMAT:
         raise ConfigError(
             f"{file}: holds weights only, or was written by another version of fedveil "

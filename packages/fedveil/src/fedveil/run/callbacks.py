@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -39,8 +40,8 @@ class Callback:
     """
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
-        """Before the first round: method, data, rounds, clients, parameters, seed, epsilon, delta,
-        certified, whether there are test examples, and whether they are `public`."""
+        """Before the first round: method, data, rounds, clients, cohort, parameters, seed, epsilon,
+        delta, certified, whether there are test examples, and whether they are `public`."""
 
     def on_round(self, report: RoundReport) -> bool | None:
         """After a round. True ends the run, and so does whatever it raises; but a protected run
@@ -51,13 +52,14 @@ class Callback:
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:
-    """What is known of a run before it begins; nothing of the clients' data."""
+    """Return what is known of a run before it begins: nothing of the clients' data."""
     guarantee = plan.guarantee
     return {
         "method": plan.method.name,
         "data": plan.federation.name,
         "rounds": plan.method.rounds,
         "clients": plan.sampling.clients,
+        "cohort": plan.sampling.expected_cohort,
         "parameters": plan.layout.size,
         "seed": plan.seed,
         "protected": plan.protected,
@@ -122,22 +124,8 @@ class Audience:
 _SHUT = "test examples are the clients' own, and must not decide which model is released"
 
 
-def figures_text(report: RoundReport) -> str:
-    """The figures of a round that was evaluated, in a line."""
-    if report.metrics is None:
-        return ""
-    parts = []
-    if not math.isnan(report.metrics.loss):  # of no test examples
-        parts.append(f"loss {report.metrics.loss:.4f}")
-        if report.metrics.accuracy is not None:
-            parts.append(f"accuracy {report.metrics.accuracy:.1%}")
-    if report.epsilon_so_far is not None:
-        parts.append(f"epsilon so far {at_most(report.epsilon_so_far, 3)}")
-    return "  ".join(parts)
-
-
 def figures_of(report: RoundReport) -> dict[str, float]:
-    """The figures of a round by name."""
+    """Return the finite figures of a round by name."""
     found = dict(report.figures)
     if report.metrics is not None:
         found["loss"] = report.metrics.loss
@@ -182,25 +170,46 @@ class EarlyStopping(Callback):
 
 
 class Progress(Callback):
-    """Shows how far a run has come: in a notebook and a terminal in one line that changes, else in
-    a line for every evaluation."""
+    """Show how far a run has come: one line that changes in a notebook or a terminal, elsewhere one
+    line for every evaluation.
+
+    Times are shown of simulations only: they depend on who takes part and on how much data they
+    have. A round of a secure sum that was not released is always told.
+    """
 
     def __init__(self) -> None:
-        self._total, self._figures = 0, ""
+        self._facts: Mapping[str, Any] = {}
+        self._figures, self._rounds, self._began = "", 0, 0.0
         self._shown: Any = None  # what a notebook displays
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
-        self._total, self._figures, self._shown = facts["rounds"], "", None
+        self._facts, self._figures, self._shown = facts, "", None
+        self._rounds, self._began = 0, time.perf_counter()
 
     def on_round(self, report: RoundReport) -> None:
-        self._figures = figures_text(report) or self._figures
-        text = f"round {report.round_number}/{self._total}  {self._figures}"
+        self._rounds += 1
+        if report.metrics is not None:
+            self._figures = "  ".join(f"{name} {text}" for name, text in _texts(report).items())
+        place = f"round {report.round_number}/{self._facts['rounds']}"
+        text = f"{place}  {self._figures}{self._speed(report.round_number)}"
+        line = not _in_notebook() and sys.stderr.isatty()
+        if report.dropouts is not None and report.dropouts.not_released:
+            why = report.dropouts.not_released
+            begin = "\r\x1b[K" if line else ""
+            print(f"{begin}{place} not released, weights kept: {why}", file=sys.stderr, flush=True)
         if _in_notebook():
             self._display(text)
-        elif sys.stderr.isatty():
+        elif line:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
         elif report.metrics is not None:
             print(text, file=sys.stderr, flush=True)
+
+    def _speed(self, done: int) -> str:
+        if self._facts["protected"]:
+            return ""
+        pace = (time.perf_counter() - self._began) / self._rounds
+        left = pace * (self._facts["rounds"] - done)
+        return f"  {self._facts['cohort'] / pace:,.0f} clients/s  {left:.0f} s left"
 
     def on_end(self) -> None:
         if sys.stderr.isatty() and not _in_notebook():
@@ -215,8 +224,19 @@ class Progress(Callback):
             self._shown.update(Pretty(text))
 
 
+def _texts(report: RoundReport) -> dict[str, str]:
+    """Return what a line says of an evaluated round; a run without test examples has no loss."""
+    known = figures_of(report)
+    texts = {"loss": f"{known['loss']:.4f}"} if "loss" in known else {}
+    if "accuracy" in known:
+        texts["accuracy"] = f"{known['accuracy']:.1%}"
+    if report.epsilon_so_far is not None:
+        texts["epsilon so far"] = at_most(report.epsilon_so_far, 3)
+    return texts
+
+
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 

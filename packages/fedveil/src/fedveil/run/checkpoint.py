@@ -54,15 +54,12 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, run: str) -> Checkpoint:
-    """Read a checkpoint back; one that is damaged or of another run is refused."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise ConfigError(f"checkpoint {path}: no such file; is this a run directory?") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(f"checkpoint {path}: cannot be read, it is damaged ({error})") from None
+    """Read a checkpoint back.
+
+    Raises:
+        ConfigError: It is damaged, or of another run.
+    """
+    metadata, tensors = read_tensors(path, f"checkpoint {path}")
     if metadata.get("format") != FORMAT or "weights" not in tensors:
         raise ConfigError(f"checkpoint {path}: not one of ours (format {metadata.get('format')!r})")
     if metadata.pop("digest", None) != content_digest(tensors, metadata):
@@ -74,6 +71,26 @@ def load_checkpoint(path: Path, run: str) -> Checkpoint:
     return Checkpoint(int(metadata["rounds"]), weights, state)
 
 
+def read_tensors(path: Path, what: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and the tensors of a safetensors file.
+
+    Args:
+        path: The file.
+        what: Its name in errors.
+
+    Raises:
+        ConfigError: It is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return file.metadata() or {}, tensors
+    except FileNotFoundError:
+        raise ConfigError(f"{what}: no such file; is this a run directory?") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(f"{what}: cannot be read, it is damaged ({error})") from None
+
+
 def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
@@ -83,7 +100,7 @@ def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 
 def fingerprint(recipe: bytes, federation: Federation | None) -> str:
-    """Identifies what a run is made from: its recipe, and offsets, targets and some inputs.
+    """Identify what a run is made from: its recipe, and offsets, targets and some inputs.
 
     Whatever is written down is a release, and a hash of data answers every guess about them: for a
     protected run the federation is left out (None).

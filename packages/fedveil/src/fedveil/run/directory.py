@@ -126,7 +126,7 @@ class RunDirectory:
         return self.path / CHECKPOINT
 
     def load(self) -> Checkpoint:
-        """The last stored state.
+        """Return the last stored state.
 
         A simulation redoes the rounds after it, and their metrics are dropped. Protected rounds
         that were reserved and not stored may have left: they are `lost`, and not drawn again.
@@ -147,7 +147,7 @@ class RunDirectory:
         save_checkpoint(self._checkpoint, state, self._fingerprint, seen, durable=durable)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
+        """Return the lines of metrics.jsonl."""
         return metrics(self.path)
 
     def append_metrics(self, document: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ class RunDirectory:
 
 
 def _header(plan: Plan, recipe: bytes) -> Header | None:
-    """What the ledger of a plan begins with; None if the plan promises nothing."""
+    """Return what the ledger of a plan begins with; None if the plan promises nothing."""
     if plan.privacy_model is None or plan.delta is None:
         return None
     rounds = plan.method.rounds
@@ -191,7 +191,7 @@ def _fingerprint(plan: Plan, recipe: bytes) -> str:
 
 
 def stored_recipe(path: Path) -> dict[str, Any]:
-    """The resolved recipe of a run directory."""
+    """Return the resolved recipe of a run directory."""
     try:
         return tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:

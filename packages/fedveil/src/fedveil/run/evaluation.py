@@ -33,12 +33,12 @@ class Metrics:
 
     @property
     def rmse(self) -> float:
-        """Root of the mean squared error, for regression."""
+        """Return the root of the mean squared error, for regression."""
         return math.sqrt(2 * self.loss)
 
 
 def rows_at_once(module: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """How many examples to evaluate together."""
+    """Return how many examples to evaluate together."""
     heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
     # Activations of such layers outgrow their inputs, and the cache soon after.
     wide = any(isinstance(child, heavy) for child in module.modules())
@@ -57,7 +57,7 @@ class Evaluator:
 
     @torch.inference_mode()
     def __call__(self, weights: Tensor, examples: Examples) -> Metrics:
-        """Metrics of `weights` `[parameters]` on `examples`; not a number if there are none."""
+        """Return metrics of `weights` `[parameters]` on `examples`; NaN if there are none."""
         task = self._federation.task
         examples = with_readable(self._module, self._federation, examples).only_usable()
         views = self._layout.views(weights).values()

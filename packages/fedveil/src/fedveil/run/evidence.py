@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError, safe_open
+
 from fedveil.privacy import ledger_anchor
 from fedveil.privacy.accounting import account
 from fedveil.privacy.guarantee import Guarantee
@@ -47,7 +49,7 @@ class Seen:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Seen | None:
-        """None for a run that promises nothing and so has no ledger."""
+        """Read it from a checkpoint; None for a run that promises nothing and so has no ledger."""
         if "ledger_run" not in metadata:
             return None
         lines = int(metadata["ledger_lines"])
@@ -66,7 +68,10 @@ def recipe_digest(text: bytes) -> str:
 
 
 def clients_digest(federation: Federation) -> str:
-    """Who the clients are, in their order, where the data name them; no guarantee hides that."""
+    """Return a digest of the clients' names in their order; empty where the data name nobody.
+
+    No guarantee hides these names.
+    """
     if federation.owners is None:
         return ""
     names = json.dumps([str(owner) for owner in federation.owners])
@@ -159,7 +164,7 @@ def _contents(path: Path) -> bytes:
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics; the last may have been cut short by a crash."""
+    """Return the lines of a run's metrics. The last may have been cut short by a crash."""
     found = []
     lines = _contents(path / METRICS).splitlines(keepends=True)
     for number, line in enumerate(lines):
@@ -175,17 +180,13 @@ def metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """What stands at the beginning of a safetensors file, read without loading its tensors."""
+    """Return the metadata of a safetensors file, without loading its tensors."""
     try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if not 2 <= size <= path.stat().st_size:
-                raise ValueError("no header")
-            metadata: dict[str, str] = json.loads(file.read(size))["__metadata__"]
-            return metadata
+        with safe_open(path, framework="np") as file:
+            return file.metadata() or {}
     except FileNotFoundError:
         raise Inconsistent(f"checkpoint {path}: missing; without it the ledger is not whole") from (
             None
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError) as error:
         raise Inconsistent(f"checkpoint {path}: cannot be read, it is damaged ({error})") from None

@@ -7,13 +7,30 @@ never comes to that, a ledger of their own says what they cost.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.files import sync_directory, write_atomically
-from fedveil.core.units import Adjacency, Entropy, Unit
-from fedveil.data.dp_schema import Bought
+from fedveil.core.units import Adjacency, Entropy, Trust, Unit
+from fedveil.data.dp_schema import (
+    FEW,
+    MISSED,
+    Bought,
+    Offer,
+    Statistics,
+    affordable,
+    releases_of,
+)
+from fedveil.data.public_facts import public_facts
+from fedveil.data.table import table_statistics
+from fedveil.planning.plan import Budget
+from fedveil.privacy.accountants.exact import gaussian_noise
+from fedveil.privacy.accounting import account
+from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.ledger import Header, Ledger
 from fedveil.privacy.releases import PrivacyModel
 from fedveil.run.evidence import LEDGER, PROMISE
@@ -34,27 +51,114 @@ class Purchase:
 
     def __call__(self, bought: Bought, *, delta: float) -> None:
         """Write down what is about to be released. Seeded noise releases nothing."""
-        if bought.entropy is Entropy.SEEDED:
-            return
-        adjacency = Adjacency.ZERO_OUT if bought.unit is Unit.CLIENT else Adjacency.REPLACE
-        model = PrivacyModel(bought.unit, adjacency, bought.trust)
-        partial = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
-        try:
-            partial.mkdir(parents=True)
-            # A header without a recipe says that this is a purchase, and no run.
-            ledger = Ledger.create(partial / LEDGER, Header(model, delta, bought.releases, 1))
-            ledger.reserve(0)
-            document = json.dumps(ledger.guarantee().to_dict(), indent=2) + "\n"
-            write_atomically(partial / PROMISE, document.encode())
-            partial.rename(self.path)
-        except BaseException:  # nothing has been released yet
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        self.open = True
-        sync_directory(self.path.parent)
+        if bought.entropy is not Entropy.SEEDED:
+            write_ledger(self.path, bought, delta)
+            self.open = True
 
     def settle(self) -> None:
         """The run's own ledger has it now."""
         if self.open:
             shutil.rmtree(self.path)
             self.open = False
+
+
+def write_ledger(folder: Path, bought: Bought, delta: float) -> None:
+    """Make a new folder with a ledger of what is about to be released, whole or not at all."""
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        # A header without a recipe says that this is a purchase, and no run.
+        header = Header(_privacy_model(bought.unit, bought.trust), delta, bought.releases, 1)
+        ledger = Ledger.create(partial / LEDGER, header)
+        ledger.reserve(0)
+        document = json.dumps(ledger.guarantee().to_dict(), indent=2) + "\n"
+        write_atomically(partial / PROMISE, document.encode())
+        partial.rename(folder)
+    except BaseException:  # nothing has been released yet
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync_directory(folder.parent)
+
+
+def _privacy_model(unit: Unit, trust: Trust) -> PrivacyModel:
+    adjacency = Adjacency.ZERO_OUT if unit is Unit.CLIENT else Adjacency.REPLACE
+    return PrivacyModel(unit, adjacency, trust)
+
+
+def buy_statistics(
+    path: Path,
+    folder: Path,
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    unit: Unit | None = None,
+    client_column: str | None = None,
+    label: str | None = None,
+) -> tuple[Statistics, Guarantee]:
+    """Spend a whole budget on statistics of a table.
+
+    Whom to protect, and with how much noise, follows from public facts (`data.public_facts`). What
+    is released is written to a ledger before it is, as of a run.
+
+    Args:
+        path: A CSV or Parquet file, or a folder or a pattern of them.
+        folder: A new folder for the ledger.
+        epsilon: The budget.
+        delta: Its small probability; None: min(1e-5, units^-1.1).
+        unit: Protect single rows, or whole clients; None: clients, if there are enough to hide in.
+        client_column: The column that names the clients; None: all rows are one owner's.
+        label: A column whose classes are named, if it holds classes.
+
+    Returns:
+        The statistics, and what is guaranteed.
+
+    Raises:
+        ConfigError: If there are too few rows or clients to tell anything from the noise, or the
+            folder exists. Nothing is spent then.
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists already; name a new folder")
+    if unit is Unit.CLIENT and client_column is None:
+        raise ConfigError(
+            f"{path}: whose rows are protected together? Name the column that says it "
+            "(--client-column)."
+        )
+    facts = public_facts(path, client_column)
+    unit = unit or (Unit.CLIENT if facts.clients >= FEW else Unit.RECORD)
+    trust = Trust.CENTRAL
+    if unit is Unit.RECORD:
+        trust = Trust.LOCAL if facts.clients == 1 else Trust.DISTRIBUTED
+    units = facts.rows(unit) if unit is Unit.RECORD else facts.clients
+    budget = Budget(epsilon, delta)
+    delta = budget.resolved_delta(units)
+    model, width = _privacy_model(unit, trust), len(facts.columns)
+    names_classes = label is not None and trust is not Trust.DISTRIBUTED
+    one = gaussian_noise(epsilon, (1 - MISSED) * delta)
+    noise = one * math.sqrt(3 if names_classes else 2)
+    while True:  # noise and epsilon are nearly inverse: two or three steps
+        offer = Offer(unit, trust, noise, MISSED * delta, facts.clients)
+        releases = releases_of(offer, width, names_classes=names_classes)
+        spent = account(releases, privacy_model=model, delta=delta).epsilon
+        if spent <= epsilon:
+            break
+        noise *= 1.001 * max(1.0, spent / epsilon)
+    if not affordable(offer, units, width):
+        raise ConfigError(
+            f"{path}: {units:,} {unit}s are too few to tell their statistics from the noise. Raise "
+            "--epsilon, or leave columns out of the file."
+        )
+    guarantees: list[Guarantee] = []
+
+    def pay(bought: Bought) -> None:
+        guarantee = account(bought.releases, privacy_model=model, delta=delta)
+        if guarantee.epsilon > epsilon:
+            raise PrivacyRefusal(
+                f"these statistics would cost epsilon {guarantee.epsilon:g}", "raise --epsilon"
+            )
+        write_ledger(folder, bought, delta)
+        guarantees.append(guarantee)
+
+    found = table_statistics(
+        path, replace(offer, pay=pay), label=label, client_column=client_column
+    )
+    return found, guarantees[0]

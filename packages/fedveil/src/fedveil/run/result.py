@@ -28,7 +28,7 @@ def write_result(directory: Path, result: Mapping[str, Any]) -> None:
 
 
 def read_result(directory: Path) -> dict[str, Any] | None:
-    """None for a run that has not finished."""
+    """Return the stored result; None for a run that has not finished."""
     try:
         document = json.loads((directory / RESULT).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -8,21 +8,24 @@ No training row is looked at, and no other constant could do better on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import rankdata
 
 from fedveil.core.display import Displayed
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Figures = dict[str, float | None]
 
 _SURE = 3.0  # standard errors that make a difference clear: by chance 1 time in 700
 _WORTH = 0.01  # and the share of the constant's error that a model must save
-_MOST = 20_000_000  # probabilities kept for the area under the curve
+_LEAST = float(np.finfo(np.float64).eps)  # of a probability in a log loss, as in scikit-learn
 _BINS = 15  # of the likeliest class's probability, to see whether it is right as often as it says
 
 Metric = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
@@ -58,6 +61,15 @@ class Scores(Displayed):
         return f"on {self.rows:,} rows", {"clearly better": self.clearly_better, **facts}
 
     @property
+    def learnt(self) -> bool:
+        """Return whether the model is clearly better than the constant, in its log loss too.
+
+        Noise alone may rank some rows by luck, but its probabilities are far off.
+        """
+        loss, other = self.figures.get("log_loss"), self.constant.get("log_loss")
+        return self.clearly_better and (loss is None or other is None or loss < other)
+
+    @property
     def warning(self) -> str:
         """A sentence if the model is not clearly better than the constant answer, or if its classes
         are not though its probabilities are; else empty."""
@@ -89,222 +101,169 @@ class Scores(Displayed):
         }
 
 
-@dataclass
-class ClassTally:
-    """Classes and probabilities of rows, added up batch by batch."""
+def class_scores(names: Sequence[str], chances: Floats, targets: Codes) -> Scores:
+    """Score a classifier.
 
-    names: tuple[str, ...]
-    _confusion: npt.NDArray[np.int64] = field(init=False)  # [true, predicted]
-    _losses: Floats = field(init=False)  # by true class: sum, and sum of squares, of the log loss
-    _squares: float = field(init=False, default=0.0)  # of probabilities less what was true
-    _bins: Floats = field(init=False)  # by probability of the likeliest class: rows, sum, hits
-    _kept: list[tuple[Codes, Floats]] = field(init=False, default_factory=list)
+    A model counts as better if it is so in log loss, in accuracy, in balanced accuracy or in its
+    ranks: it may be made for any of them.
 
-    def __post_init__(self) -> None:
-        self._confusion = np.zeros((len(self.names),) * 2, np.int64)
-        self._losses = np.zeros((2, len(self.names)))
-        self._bins = np.zeros((3, _BINS))
-
-    def add(self, probabilities: Floats, targets: Codes) -> None:
-        """Probabilities `[rows, classes]` and true classes `[rows]`."""
-        np.add.at(self._confusion, (targets, probabilities.argmax(1)), 1)
-        right = probabilities[np.arange(len(targets)), targets]
-        losses = -np.log(np.maximum(right, np.finfo(np.float64).eps))  # as scikit-learn's
-        for power, sums in enumerate(self._losses, 1):
-            sums += np.bincount(targets, losses**power, len(sums))
-        self._squares += float((probabilities**2).sum() - 2 * right.sum() + len(right))
-        sure = probabilities.max(1)
-        places = np.minimum((sure * _BINS).astype(np.int64), _BINS - 1)
-        hits = probabilities.argmax(1) == targets
-        for sums, values in zip(self._bins, (np.ones(len(sure)), sure, hits), strict=True):
-            sums += np.bincount(places, values, _BINS)
-        if self._confusion.sum() * len(self.names) <= _MOST:
-            # Of two classes one column says it all.
-            kept = probabilities[:, -1:] if len(self.names) == 2 else probabilities
-            self._kept.append((targets, kept))
-
-    def scores(self) -> Scores:
-        rows, counts = int(self._confusion.sum()), self._confusion.sum(1)
-        seen = counts > 0
-        shares = counts / max(1, rows)
-        hits = np.diag(self._confusion)
-        recalls = hits[seen] / counts[seen]
-        top = int(counts.argmax())
-        guessed = self._confusion.copy() * 0
-        guessed[:, top] = counts
-        entropy = float(-(shares[seen] * np.log(shares[seen])).sum())
-        figures = {
-            "accuracy": float(hits.sum() / rows),
-            "balanced_accuracy": float(recalls.mean()),
-            "f1": _f1(self._confusion),
-            "auc": self._auc(rows),
-            "log_loss": float(self._losses[0].sum() / rows),
-            "brier": self._squares / rows / (2 if len(self.names) == 2 else 1),
-            "calibration_error": float(np.abs(self._bins[1] - self._bins[2]).sum() / rows),
-        }
-        constant = {
-            "accuracy": float(shares[top]),
-            "balanced_accuracy": float(1 / seen.sum()),
-            "f1": _f1(guessed),
-            "auc": 0.5 if seen.sum() > 1 else None,
-            "log_loss": entropy,
-            "brier": float((shares * (1 - shares)).sum()) / (2 if len(self.names) == 2 else 1),
-            "calibration_error": 0.0,
-        }
-        area = figures["auc"]
-        ranks = area is not None and _ranks(area, counts)
-        answer, better = repr(self.names[top]), ranks or self._better(counts, top)
-        return Scores(rows, figures, constant, answer, better, self._reliability())
-
-    def _reliability(self) -> tuple[tuple[int, float, float], ...]:
-        rows, sure, hits = self._bins[:, self._bins[0] > 0]
-        found = zip(rows.tolist(), (sure / rows).tolist(), (hits / rows).tolist(), strict=True)
-        return tuple((int(count), mean, share) for count, mean, share in found)
-
-    def _better(self, counts: Codes, top: int) -> bool:
-        """In log loss, in accuracy or in balanced accuracy: a model may be made for any of them, or
-        for ranking rows, as where one class is rare."""
-        rows, seen = counts.sum(), counts > 0
-        n, hits = counts[seen], np.diag(self._confusion)[seen]
-        losses, squares = self._losses[:, seen]
-        own = -np.log(n / rows)  # the constant's loss on a row of each class
-        saved, square = (n * own - losses).sum(), (n * own**2 - 2 * own * losses + squares).sum()
-        by_loss = _clear(saved / rows, square / rows, rows, float((n * own).sum() / rows))
-        is_top = np.flatnonzero(seen) == top
-        saved = hits.sum() - counts[top]
-        differ = np.where(is_top, n - hits, hits).sum()  # rows that only one of the two gets right
-        by_hits = _clear(saved / rows, differ / rows, rows, 1 - counts[top] / rows)
-        recalls, classes = hits / n, len(n)
-        error = math.sqrt(float((recalls * (1 - recalls) / n).sum())) / classes
-        gain = float(recalls.mean()) - 1 / classes
-        by_recall = gain > max(_SURE * error, _WORTH * (1 - 1 / classes))
-        return bool(by_loss or by_hits or by_recall)
-
-    def _auc(self, rows: int) -> float | None:
-        """Of the second of two classes, or the mean over classes of each against all others.
-
-        None if some class has all rows or none, or if there are too many rows to keep.
-        """
-        if sum(len(targets) for targets, _ in self._kept) < rows:
-            return None
-        targets = np.concatenate([targets for targets, _ in self._kept])
-        scores = np.concatenate([probabilities for _, probabilities in self._kept])
-        first = 1 if len(self.names) == 2 else 0
-        areas = [
-            area_under_curve(scores[:, column], targets == column + first)
-            for column in range(scores.shape[1])
-        ]
-        known = [area for area in areas if area is not None]
-        return float(np.mean(known)) if len(known) == len(areas) else None
-
-
-@dataclass
-class LabelTally:
-    """Probabilities and truths of several labels: five bytes for each of a row."""
-
-    names: tuple[str, ...]
-    _kept: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = field(
-        init=False, default_factory=list
+    Args:
+        names: Of the classes.
+        chances: Probabilities `[rows, classes]`.
+        targets: True classes `[rows]`.
+    """
+    rows, counts = len(targets), np.bincount(targets, minlength=len(names))
+    shares, top, halves = counts / rows, int(counts.argmax()), 2 if len(names) == 2 else 1
+    said, is_top = chances.argmax(1), targets == top
+    hits, sure = said == targets, chances.max(1)
+    right = chances[np.arange(rows), targets]
+    losses = -np.log(np.maximum(right, _LEAST))
+    usual_losses = -np.log(shares[targets])
+    areas = [
+        area_under_curve(chances[:, code], targets == code)
+        for code in range(halves - 1, len(names))  # of two classes, of the second
+    ]
+    area = None if None in areas else float(np.mean(np.asarray(areas, np.float64)))
+    places = np.minimum((sure * _BINS).astype(np.int64), _BINS - 1)
+    values = (np.ones(rows), sure, hits)
+    bins = np.stack([np.bincount(places, value, _BINS) for value in values])
+    figures: Figures = {
+        **_class_figures(said, targets, len(names)),
+        "auc": area,
+        "log_loss": float(losses.mean()),
+        "brier": float(np.vdot(chances, chances) / rows - 2 * right.mean() + 1) / halves,
+        "calibration_error": float(np.abs(bins[1] - bins[2]).sum() / rows),
+    }
+    constant: Figures = {
+        **_class_figures(np.full(rows, top), targets, len(names)),
+        "auc": 0.5 if np.count_nonzero(counts) > 1 else None,
+        "log_loss": float(usual_losses.mean()),
+        "brier": float((shares * (1 - shares)).sum()) / halves,
+        "calibration_error": 0.0,
+    }
+    n = counts[counts > 0]
+    recalls = np.bincount(targets[hits], minlength=len(names))[counts > 0] / n
+    error = math.sqrt(float((recalls * (1 - recalls) / n).sum())) / len(n)
+    better = (
+        (area is not None and _ranks(area, counts, rows))
+        or _clear(usual_losses - losses, float(usual_losses.mean()))
+        or _clear(hits.astype(np.float64) - is_top, 1 - shares[top])
+        or _gains(float(recalls.mean()), 1 / len(n), error)
     )
-
-    def add(self, probabilities: Floats, targets: Codes) -> None:
-        """Probabilities `[rows, labels]` that a label holds, and whether it does, 0 or 1."""
-        self._kept.append((probabilities.astype(np.float32), targets.astype(np.bool_)))
-
-    def scores(self) -> Scores:
-        """Means over labels, but `f1_micro`, of all labels' rows together, and `subset_accuracy`,
-        the share of rows whose labels are all right."""
-        chances, truths = (np.concatenate(part) for part in zip(*self._kept, strict=True))
-        rows, shares = len(truths), truths.mean(axis=0)
-        usual = shares > 0.5
-        entropies, losses = _log_losses(shares, truths), _log_losses(chances, truths)
-        areas = [area_under_curve(chances[:, i], truths[:, i]) for i in range(len(self.names))]
-        known = [area for area in areas if area is not None]
-        figures = _label_figures(chances > 0.5, truths) | {
-            "auc": float(np.mean(known)) if known else None,
-            "log_loss": float(losses.mean()),
-            "brier": float(np.square(chances.astype(np.float64) - truths).mean()),
-        }
-        constant = _label_figures(np.broadcast_to(usual, truths.shape), truths) | {
-            "auc": 0.5 if known else None,
-            "log_loss": float(entropies.mean()),
-            "brier": float((shares * (1 - shares)).mean()),
-        }
-        # A row is one witness, whatever its labels have to do with each other.
-        saved = (entropies - losses).mean(axis=1)
-        right = ((chances > 0.5) == truths).mean(axis=1) - (usual == truths).mean(axis=1)
-        gains = (saved, constant["log_loss"]), (right, 1 - constant["accuracy"])
-        better = any(
-            _clear(float(gain.mean()), float((gain**2).mean()), rows, worst)
-            for gain, worst in gains
-        )
-        recall, error = _balanced(chances > 0.5, truths)
-        figures["balanced_accuracy"], constant["balanced_accuracy"] = recall, 0.5
-        better = better or recall - 0.5 > max(_SURE * error, _WORTH / 2)
-        if len(known) == len(areas):
-            better = better or _ranks(float(np.mean(known)), truths.sum(axis=0), rows)
-        held = ", ".join(name for name, one in zip(self.names, usual, strict=True) if one)
-        return Scores(rows, figures, constant, repr(held) if held else "no label", better)
+    reliability = tuple(
+        (int(count), float(mean / count), float(share / count))
+        for count, mean, share in bins.T
+        if count
+    )
+    return Scores(rows, figures, constant, repr(names[top]), better, reliability)
 
 
-def _label_figures(guessed: npt.NDArray[np.bool_], truths: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """Of answers `[rows, labels]`. The F1 score of a label that no row has or is said to have is
-    zero, as in scikit-learn."""
-    hits, either = (guessed & truths).sum(axis=0), guessed.sum(axis=0) + truths.sum(axis=0)
+def _class_figures(said: Codes, targets: Codes, classes: int) -> Figures:
+    """Return accuracy, balanced accuracy and F1: of the second of two classes, or the mean over
+    all that occur or are predicted."""
+    right = np.bincount(targets[said == targets], minlength=classes)
+    true, sums = np.bincount(targets, minlength=classes), np.bincount(said, minlength=classes)
+    sums += true
+    f1 = 2 * right / np.maximum(sums, 1)
     return {
-        "subset_accuracy": float((guessed == truths).all(axis=1).mean()),
-        "accuracy": float((guessed == truths).mean()),
+        "accuracy": float(right.sum() / len(targets)),
+        "balanced_accuracy": float((right[true > 0] / true[true > 0]).mean()),
+        "f1": float(f1[1] if classes == 2 else f1[sums > 0].mean()),
+    }
+
+
+def label_scores(names: Sequence[str], chances: Floats, truths: Codes) -> Scores:
+    """Score a model of several labels by means over labels.
+
+    Exceptions are `f1_micro`, of all labels' rows together, and `subset_accuracy`, the share of
+    rows whose labels are all right.
+
+    Args:
+        names: Of the labels.
+        chances: Probabilities `[rows, labels]` that a label holds.
+        truths: Whether it does, 0 or 1.
+    """
+    holds = truths.astype(np.bool_)
+    rows, shares = len(holds), holds.mean(axis=0)
+    usual = shares > 0.5
+    usual_losses, losses = _log_losses(shares, holds), _log_losses(chances, holds)
+    areas = [area_under_curve(chances[:, i], holds[:, i]) for i in range(len(names))]
+    known = [area for area in areas if area is not None]
+    area = float(np.mean(known)) if known else None
+    recall, error = _balanced(chances > 0.5, holds)
+    figures: Figures = {
+        **_label_figures(chances > 0.5, holds),
+        "auc": area,
+        "log_loss": float(losses.mean()),
+        "brier": float(np.square(chances - holds).mean()),
+        "balanced_accuracy": recall,
+    }
+    constant: Figures = {
+        **_label_figures(np.broadcast_to(usual, holds.shape), holds),
+        "auc": 0.5 if known else None,
+        "log_loss": float(usual_losses.mean()),
+        "brier": float((shares * (1 - shares)).mean()),
+        "balanced_accuracy": 0.5,
+    }
+    # A row is one witness, whatever its labels have to do with each other.
+    saved = (usual_losses - losses).mean(axis=1)
+    wrong = (usual != holds).mean(axis=1)
+    better = (
+        _clear(saved, float(usual_losses.mean()))
+        or _clear(wrong - ((chances > 0.5) != holds).mean(axis=1), float(wrong.mean()))
+        or _gains(recall, 0.5, error)
+        or (area is not None and len(known) == len(areas) and _ranks(area, holds.sum(0), rows))
+    )
+    held = ", ".join(name for name, one in zip(names, usual, strict=True) if one)
+    return Scores(rows, figures, constant, repr(held) if held else "no label", better)
+
+
+def _label_figures(said: Bools, truths: Bools) -> Figures:
+    """Score answers `[rows, labels]`. As in scikit-learn, the F1 score of a label that no row has
+    or is said to have is zero."""
+    hits, either = (said & truths).sum(axis=0), said.sum(axis=0) + truths.sum(axis=0)
+    return {
+        "subset_accuracy": float((said == truths).all(axis=1).mean()),
+        "accuracy": float((said == truths).mean()),
         "f1": float((2 * hits / np.maximum(either, 1)).mean()),
         "f1_micro": float(2 * hits.sum() / max(1, either.sum())),
     }
 
 
-def _balanced(guessed: npt.NDArray[np.bool_], truths: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """Mean over labels of the mean share that is right of rows with it and of rows without it, and
-    a bound on its standard error, which holds however labels hang together."""
+def _balanced(said: Bools, truths: Bools) -> tuple[float, float]:
+    """Return the mean over labels of the mean share that is right of rows with it and of rows
+    without it, and a bound on its standard error, which holds however labels hang together."""
     shares, errors = [], []
     for own in (truths, ~truths):
         count = np.maximum(own.sum(axis=0), 1)
-        right = ((guessed == truths) & own).sum(axis=0) / count
+        right = ((said == truths) & own).sum(axis=0) / count
         shares.append(np.where(own.any(axis=0), right, 0.5))
         errors.append(right * (1 - right) / count)
     return float(np.mean(shares)), float(np.sqrt(errors[0] + errors[1]).mean() / 2)
 
 
-def _log_losses(chances: npt.NDArray[Any], truths: npt.NDArray[np.bool_]) -> Floats:
-    """Log loss of each row and label."""
-    right = np.where(truths, chances, 1 - chances).astype(np.float64)
-    return -np.log(np.maximum(right, np.finfo(np.float64).eps))
+def _log_losses(chances: Floats, truths: Bools) -> Floats:
+    """Return the log loss of each row and label."""
+    return -np.log(np.maximum(np.where(truths, chances, 1 - chances), _LEAST))
 
 
-@dataclass
-class NumberTally:
-    """True and predicted numbers of rows: sixteen bytes a row."""
+def number_scores(predicted: Floats, targets: Floats) -> Scores:
+    """Score a regression: numbers `[rows]`, predicted and true."""
+    centre = float(targets.mean())
+    errors, spread = predicted - targets, targets - centre
+    variance = float((spread**2).mean())
 
-    _kept: list[tuple[Floats, Floats]] = field(init=False, default_factory=list)
-
-    def add(self, predicted: Floats, targets: Floats) -> None:
-        self._kept.append((predicted, targets))
-
-    def scores(self) -> Scores:
-        predicted = np.concatenate([predicted for predicted, _ in self._kept])
-        targets = np.concatenate([targets for _, targets in self._kept])
-        rows, centre = len(targets), float(targets.mean())
-        errors, spread = (predicted - targets), (targets - centre)
-        mse, variance = float((errors**2).mean()), float((spread**2).mean())
-        figures = {
-            "mae": float(np.abs(errors).mean()),
+    def figures(misses: Floats) -> Figures:
+        mse = float((misses**2).mean())
+        return {
+            "mae": float(np.abs(misses).mean()),
             "rmse": math.sqrt(mse),
             "r2": 1 - mse / variance if variance > 0 else None,
         }
-        constant = {
-            "mae": float(np.abs(spread).mean()),
-            "rmse": math.sqrt(variance),
-            "r2": 0.0 if variance > 0 else None,
-        }
-        saved = spread**2 - errors**2
-        better = _clear(float(saved.mean()), float((saved**2).mean()), rows, variance)
-        return Scores(rows, figures, constant, f"the mean ({centre:.4g})", better)
+
+    better = _clear(spread**2 - errors**2, variance)
+    answer = f"the mean ({centre:.4g})"
+    return Scores(len(targets), figures(errors), figures(spread), answer, better)
 
 
 def with_metrics(
@@ -313,8 +272,14 @@ def with_metrics(
     labels: npt.NDArray[Any],
     predicted: npt.NDArray[Any],
 ) -> Scores:
-    """The scores with figures of one's own, as scikit-learn's: functions of the true labels and the
-    predicted ones, classes by name. The constant answer is scored by them too."""
+    """Add figures of one's own to scores, for the model and for the constant answer.
+
+    Args:
+        scores: Of the same rows.
+        metrics: Functions of the true and the predicted labels, as scikit-learn's.
+        labels: True labels: classes by name, or numbers.
+        predicted: Predicted ones.
+    """
     if np.issubdtype(labels.dtype, np.floating):
         usual = labels.mean()
     elif labels.ndim == 2:  # of several labels, each one's own
@@ -329,37 +294,33 @@ def with_metrics(
     return replace(scores, figures=figures, constant=others)
 
 
-def area_under_curve(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """The chance that a positive row has a higher score than a negative one, ties counted half:
-    the Mann-Whitney statistic. None without both kinds of rows."""
+def area_under_curve(scores: Floats, positive: Bools) -> float | None:
+    """Return the chance that a positive row has a higher score than a negative one, ties counted
+    half: the Mann-Whitney statistic. None without both kinds of rows."""
     above, below = int(positive.sum()), int((~positive).sum())
     if not above or not below:
         return None
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    rank = last - (count - 1) / 2  # mean rank of equal scores, from 1
-    total = float(rank[place][positive].sum())
+    total = float(rankdata(scores)[positive].sum())
     return (total - above * (above + 1) / 2) / (above * below)
 
 
-def _ranks(area: float, counts: npt.NDArray[Any], rows: int | None = None) -> bool:
-    """Whether a mean area under the curve, of classes with so many rows, is no accident: of blind
-    scores the Mann-Whitney statistic has a known variance, and a mean's error is at most the mean
-    of errors."""
+def _ranks(area: float, counts: npt.NDArray[Any], rows: int) -> bool:
+    """Return whether a mean area under the curve, of classes with so many rows, is no accident.
+
+    Of blind scores the Mann-Whitney statistic has a known variance, and a mean's error is at most
+    the mean of errors.
+    """
     have = np.asarray(counts, np.float64)
-    total = float(have.sum() if rows is None else rows)
-    error = float(np.sqrt((total + 1) / (12 * have * (total - have))).mean())
-    return area - 0.5 > max(_SURE * error, _WORTH / 2)
+    return _gains(area, 0.5, float(np.sqrt((rows + 1) / (12 * have * (rows - have))).mean()))
 
 
-def _clear(mean: float, square: float, rows: int, constant: float) -> bool:
-    """Whether a mean saving is worth it beside the constant's mean error, and no accident."""
-    error = math.sqrt(max(0.0, square - mean**2) / rows)
-    return mean > max(_SURE * error, _WORTH * constant)
+def _gains(share: float, blind: float, error: float) -> bool:
+    """Return whether a share of what is right is clearly more than that of a blind answer."""
+    return share - blind > max(_SURE * error, _WORTH * (1 - blind))
 
 
-def _f1(confusion: npt.NDArray[np.int64]) -> float:
-    """Of the second of two classes; with more, the mean over all that occur or are predicted."""
-    hits, sums = np.diag(confusion), confusion.sum(0) + confusion.sum(1)
-    scores = np.divide(2 * hits, sums, out=np.zeros(len(hits)), where=sums > 0)
-    return float(scores[1] if len(scores) == 2 else scores[sums > 0].mean())
+def _clear(saved: Floats, constant: float) -> bool:
+    """Return whether mean savings `[rows]` are worth it beside the constant's error, and no
+    accident."""
+    error = float(saved.std()) / math.sqrt(len(saved))
+    return float(saved.mean()) > max(_SURE * error, _WORTH * constant)

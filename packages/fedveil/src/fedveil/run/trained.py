@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,23 @@ from torch import Tensor, nn
 
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
-from fedveil.data.encoder import Encoded, TableEncoder, check_stored
-from fedveil.data.encoding import as_text
+from fedveil.data.encoder import Encoded, TableEncoder, as_text, check_stored
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.data.pieces import pieces
+from fedveil.data.rows import pieces
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.bundle import ModelBundle, read_bundle
 from fedveil.run.evaluation import rows_at_once
 from fedveil.run.scores import (
-    ClassTally,
-    LabelTally,
     Metric,
-    NumberTally,
     Scores,
+    class_scores,
+    label_scores,
+    number_scores,
     with_metrics,
 )
+from fedveil.training.models import losses
 from fedveil.training.models.check import with_readable
 from fedveil.training.models.frozen import mark_trained
-from fedveil.training.models.losses import class_scores
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +43,7 @@ class Predictions:
     values: Array  # [rows]; of several labels [rows, labels], 0 or 1
     probabilities: npt.NDArray[np.float64] | None  # [rows, classes or labels]; None for numbers
     table: Any = None  # the rows themselves, where they came from a table
+    targets: Array | None = None  # true classes or numbers, where they are known
 
 
 @dataclass
@@ -95,28 +95,39 @@ class TrainedModel(Displayed):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, or labels, in the order of their probabilities; empty for
-        regression."""
+        """Return the names of classes or labels in the order of their probabilities.
+
+        They are empty for regression.
+        """
         return self.bundle.class_names or tuple(map(str, range(self.bundle.classes)))
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """What the training guarantees, accounted again; None if it added no noise."""
+        """Return what the training guarantees, accounted again; None if it added no noise."""
         document = self.bundle.guarantee
         return None if document is None else Guarantee.from_dict(document)
 
     def predict(self, data: Any) -> Array:
-        """The class of every row by name, its number in the label's own unit, or of several labels
-        0 or 1 for each.
+        """Predict every row.
 
-        `data` is a CSV or Parquet file, a pandas or polars frame or a mapping of columns; for a
-        model that was trained on arrays, an array `[examples, ...]` as it was given in training.
+        Args:
+            data: A CSV or Parquet file, a pandas or polars frame or a mapping of columns. A model
+                that was trained on arrays takes an array `[examples, ...]` as in training.
+
+        Returns:
+            Classes by name `[rows]`, numbers in the label's own unit `[rows]`, or 0 or 1 for each
+            of several labels `[rows, labels]`.
         """
         return np.concatenate([part.values for part in self.stream(data)])
 
     def predict_proba(self, data: Any) -> npt.NDArray[np.float64]:
-        """Probabilities `[rows, classes]`, classes as in `class_names`. Those of several labels are
-        each label's own, and do not add up to one."""
+        """Return probabilities `[rows, classes]`, classes as in `class_names`.
+
+        Those of several labels are each label's own, and do not add up to one.
+
+        Args:
+            data: As `predict` takes it.
+        """
         if self.bundle.task is Task.REGRESSION:
             raise ConfigError("predict_proba: this model predicts numbers; use predict")
         return np.concatenate([np.asarray(part.probabilities) for part in self.stream(data)])
@@ -124,7 +135,13 @@ class TrainedModel(Displayed):
     def stream(
         self, data: Any, *, keep: Sequence[str] = (), remarks: Remarks | None = None
     ) -> Iterator[Predictions]:
-        """Predictions batch by batch, in the order of the rows, beside the columns to `keep`."""
+        """Yield predictions batch by batch, in the order of the rows.
+
+        Args:
+            data: As `predict` takes it.
+            keep: Columns of a table to return beside the predictions.
+            remarks: Counts what is odd about the rows.
+        """
         if self.bundle.encoder is None:
             yield from map(self.on_inputs, self._array_batches(data))
             return
@@ -141,48 +158,80 @@ class TrainedModel(Displayed):
         metrics: Mapping[str, Metric] | None = None,
         remarks: Remarks | None = None,
     ) -> Scores:
-        """How good the model is on rows whose label is known, beside the best constant answer.
+        """Score the model on rows whose label is known, beside the best constant answer.
 
-        A table brings its label; for arrays give `targets`. Rows without a label are left out.
-        `metrics` are figures of your own by name: functions of the true and the predicted labels
-        (classes by name, or numbers in the label's own unit), as in scikit-learn.
+        Args:
+            data: As `predict` takes it. A table brings its label; rows without one are left out.
+            targets: True classes or numbers `[examples]`, for arrays.
+            metrics: Figures of your own by name: functions of the true and the predicted labels
+                (classes by name, or numbers in the label's own unit), as in scikit-learn.
+            remarks: Counts what is odd about the rows.
+
+        Raises:
+            ConfigError: A label is not one of the model's, or there is none.
         """
         if self.bundle.task is Task.SEQUENCE:
             raise ConfigError("evaluate: not for sequences")
-        tally = _Tally(self, keep=bool(metrics))
-        self._tally(tally, data, targets, remarks)
-        return tally.scores(metrics or {})
-
-    def _tally(self, tally: _Tally, data: Any, targets: Any, remarks: Remarks | None) -> None:
-        if self.bundle.encoder is None:
-            if targets is None:
-                raise ConfigError("evaluate: this model reads arrays; give the targets too")
-            wanted, start = np.asarray(targets), 0
-            for part in self.stream(data):
+        if self.bundle.encoder is not None:
+            parts = list(self._labelled(self.bundle.encoder, data, remarks))
+        else:
+            parts = list(self.stream(data))
+            wanted, start = np.asarray(() if targets is None else targets), 0
+            if sum(len(part.values) for part in parts) != len(wanted):
+                raise ConfigError(
+                    f"evaluate: this model reads arrays, and {len(wanted)} targets do not fit "
+                    f"{len(data)} inputs. Give one target for each input."
+                )
+            for number, part in enumerate(parts):
                 stop = start + len(part.values)
-                tally.add(part, wanted[start:stop])
+                parts[number] = replace(part, targets=wanted[start:stop])
                 start = stop
-            if start != len(wanted):
-                raise ConfigError(f"evaluate: {start} inputs but {len(wanted)} targets")
-            return
-        encoder, row, used = self.bundle.encoder, 0, 0
+        return self._scores(parts, metrics or {})
+
+    def _labelled(
+        self, encoder: TableEncoder, data: Any, remarks: Remarks | None
+    ) -> Iterator[Predictions]:
+        """Yield predictions for the rows of a table that have a label, with that label."""
+        row, used = 0, 0
         for part in self.stream(data, keep=encoder.labels, remarks=remarks):
             labels, wrong = encoder.targets(part.table)
             written = [part.table.column(name) for name in encoder.labels]
             given = ~np.any([np.asarray(column.is_null()) for column in written], axis=0)
             if encoder.separated:  # an empty cell names no class
                 given = np.ones_like(given)
-                _remark_strange(remarks, encoder.labels[0], wrong)
+                if remarks is not None and wrong.any():
+                    remarks.strange[encoder.labels[0]] += int(wrong.sum())
                 wrong = np.zeros_like(wrong)
             if (wrong & given).any():
                 first = int(np.argmax(wrong & given))
                 strange = ", ".join(as_text(column)[first].as_py() for column in written)
-                what = "a number" if self.bundle.task is Task.REGRESSION else "one of its classes"
-                raise ConfigError(f"label {strange!r} of row {row + first + 1} is not {what}")
+                numbers = self.bundle.task is Task.REGRESSION
+                what = "a number" if numbers else "one of its classes"
+                raise ConfigError(
+                    f"label {strange!r} of row {row + first + 1} is not {what}. Correct it, or "
+                    "leave it blank."
+                )
             row, used = row + len(labels), used + int(given.sum())
-            tally.add(part, labels, given)
+            chances = None if part.probabilities is None else part.probabilities[given]
+            yield Predictions(part.values[given], chances, targets=labels[given])
         if not used:
             raise ConfigError(f"no row has a label (column {', '.join(encoder.labels)!r})")
+
+    def _scores(self, parts: Sequence[Predictions], metrics: Mapping[str, Metric]) -> Scores:
+        """Score predictions whose targets are known."""
+        values, targets = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("values", "targets")
+        )
+        if self.bundle.task is Task.REGRESSION:
+            found = number_scores(values, targets := targets.astype(np.float64))
+        else:
+            chances = np.concatenate([np.asarray(part.probabilities) for part in parts])
+            several = self.bundle.task is Task.MULTI_LABEL
+            found = (label_scores if several else class_scores)(self.class_names, chances, targets)
+            if self.bundle.class_names and not several:
+                targets = np.asarray(self.bundle.class_names)[targets]
+        return with_metrics(found, metrics, targets, values) if metrics else found
 
     def export(self, path: Path | str) -> None:
         """Write the model for other programs, as `.pt2` (torch.export) or `.onnx` (an extra).
@@ -195,7 +244,7 @@ class TrainedModel(Displayed):
         export(self.bundle, self.module, Path(path))
 
     def in_own_unit(self, values: Array) -> npt.NDArray[np.float64]:
-        """Numbers on the scale that was trained on, in the unit of the label."""
+        """Convert numbers from the scale that was trained on to the unit of the label."""
         numbers = values.astype(np.float64)
         if self.bundle.encoder is None:
             return numbers
@@ -216,7 +265,7 @@ class TrainedModel(Displayed):
             yield self._seen(inputs[start : start + rows])
 
     def _seen(self, inputs: Array) -> Array:
-        """What the module itself sees of encoded rows, or of arrays as they were given."""
+        """Return what the module itself sees of encoded rows, or of arrays as they were given."""
         if self.bundle.featurizer is not None:
             return self.bundle.featurizer(inputs).astype(np.float32)
         if self.bundle.scaling is not None:
@@ -226,75 +275,49 @@ class TrainedModel(Displayed):
 
     @torch.inference_mode()
     def on_inputs(self, inputs: Array) -> Predictions:
-        """Predictions for what the module itself sees."""
+        """Return predictions for what the module itself sees."""
         outputs: Tensor = self.module(torch.from_numpy(np.ascontiguousarray(inputs)))
         if self.bundle.task is Task.REGRESSION:
             return Predictions(self.in_own_unit(outputs.reshape(len(inputs)).numpy()), None)
         if self.bundle.task is Task.MULTI_LABEL:
             chances = torch.sigmoid(outputs.double()).numpy()
             return Predictions((chances > 0.5).astype(np.int64), chances)
-        scores = class_scores(outputs, 2 if self.bundle.task is Task.SEQUENCE else 1)
+        scores = losses.class_scores(outputs, 2 if self.bundle.task is Task.SEQUENCE else 1)
         probabilities = torch.softmax(scores.double(), dim=-1).numpy()
         codes = probabilities.argmax(-1)
         named = self.bundle.class_names
         return Predictions(np.asarray(named)[codes] if named else codes, probabilities)
 
 
-class _Tally:
-    """Adds up the scores of a model; `keep`: and keeps what metrics of one's own need."""
-
-    def __init__(self, model: TrainedModel, keep: bool = False) -> None:
-        several = model.bundle.task is Task.MULTI_LABEL
-        self._names = np.asarray(() if several else model.bundle.class_names)
-        self._sums: NumberTally | ClassTally | LabelTally
-        if model.bundle.task is Task.REGRESSION:
-            self._sums = NumberTally()
-        else:
-            self._sums = (LabelTally if several else ClassTally)(model.class_names)
-        self._keep: list[tuple[Array, Array]] | None = [] if keep else None
-
-    def add(self, part: Predictions, targets: Array, rows: Array | None = None) -> None:
-        """True numbers or classes of the predicted rows, or of some of them."""
-        rows = np.ones(len(targets), bool) if rows is None else rows
-        targets = targets[rows]
-        if isinstance(self._sums, NumberTally):
-            targets = targets.astype(np.float64)
-            self._sums.add(part.values[rows], targets)
-        elif part.probabilities is not None:
-            self._sums.add(part.probabilities[rows], targets)
-        if self._keep is not None:
-            named = self._names[targets] if len(self._names) else targets
-            self._keep.append((named, part.values[rows]))
-
-    def scores(self, metrics: Mapping[str, Metric]) -> Scores:
-        found = self._sums.scores()
-        if not self._keep:
-            return found
-        labels, predicted = (np.concatenate(column) for column in zip(*self._keep, strict=True))
-        return with_metrics(found, metrics, labels, predicted)
-
-
 def score_examples(
     model: TrainedModel, federation: Federation, examples: Examples
 ) -> Scores | None:
-    """Scores on the usable examples of a federation; None for sequences and without examples."""
+    """Score the usable examples of a federation; None for sequences and without examples."""
     examples = with_readable(model.module, federation, examples).only_usable()
     if model.bundle.task is Task.SEQUENCE or not len(examples):
         return None
-    tally, rows = _Tally(model), rows_at_once(model.module, federation.input_shape)
+    parts, rows = [], rows_at_once(model.module, federation.input_shape)
     for start in range(0, len(examples), rows):
         part = slice(start, start + rows)
         found = model.on_inputs(federation.model_inputs(examples.inputs[part]))
         targets = examples.targets[part]
-        tally.add(found, model.in_own_unit(targets) if not model.class_names else targets)
-    return tally.scores({})
+        if model.bundle.task is Task.REGRESSION:
+            targets = model.in_own_unit(targets)
+        parts.append(replace(found, targets=targets))
+    return model._scores(parts, {})
 
 
 def load_run(path: Path | str, module: nn.Module | None = None) -> TrainedModel:
-    """The model of a finished run directory, or of a `model.safetensors` taken from one.
+    """Load the model of a finished run, to predict and evaluate new rows.
 
-    `module` is needed only if the run trained a module of your own: an instance with the same
-    layers. Then `load_run("runs/a").predict(frame)` answers for new rows.
+    Args:
+        path: A run directory, or a `model.safetensors` taken from one.
+        module: An instance with the same layers, if the run trained a module of your own.
+
+    Raises:
+        ConfigError: There is no model, it is damaged, or it does not fit the module.
+
+    >>> fv.load_run("runs/a").predict(frame)  # doctest: +SKIP
     """
     bundle, tensors = read_bundle(Path(path))
     module = bundle.module() if module is None else module
@@ -314,17 +337,12 @@ def _encoded_batches(
     wanted = list(dict.fromkeys((*encoder.columns, *keep)))
     rows = rows_at_once(model.module, model.bundle.input_shape)
     where = data if isinstance(data, str | Path) else "the frame"
-    for piece in pieces(data, wanted, "needed by the model"):
+    for piece in pieces(data, wanted, "needed by the model, or to be kept"):
         for name, column in encoder.columns.items():
             check_stored(where, name, piece.column(name), column, "in training it was")
         for start in range(0, piece.num_rows, rows):
             table = piece.slice(start, rows)
             yield table, encoder.encode(table)
-
-
-def _remark_strange(remarks: Remarks | None, label: str, rows: Array) -> None:
-    if remarks is not None and (found := int(rows.sum())):
-        remarks.strange[label] += found
 
 
 def _remark(remarks: Remarks | None, encoder: TableEncoder, encoded: Encoded) -> None:

@@ -56,31 +56,42 @@ def prepare(
     Raises:
         ConfigError: There is no budget, or it cannot work with any settings.
     """
-    if not METHODS.find(recipe.training.method, "training.method").private:
-        raise ConfigError(
-            f"training.method: {recipe.training.method!r} adds no noise, so there is nothing to "
-            "plan. Choose a private one: fedveil methods"
-        )
-    if recipe.privacy.epsilon is None:
-        raise ConfigError("privacy.epsilon: set the budget to plan for")
-    federation = federation_of(recipe.data)
-    real = plan_of(recipe, federation)
-    if real.guarantee is not None and (spent_epsilon or spent_delta):
-        left = remaining(recipe.privacy.epsilon, real.guarantee.delta, spent_epsilon, spent_delta)
-        recipe = replace(recipe, privacy=replace(recipe.privacy, epsilon=left[0], delta=left[1]))
-        real = plan_of(recipe, federation)
-    public = proxy_of(recipe, proxy, federation, records)
+    budget, recipe, real = budgeted(recipe, spent_epsilon, spent_delta)
+    public = proxy_of(recipe, proxy, real.federation, records)
     sizes = sizes_looked_at(recipe, real, records)
     trials = ProxyTrials(recipe, real, replace(public, looked_at=(*public.looked_at, *sizes)))
     space = space_of(trials, local_steps_of(recipe, real, records), max_steps)
     check_hope(trials, space.base, space.most_steps)
-    budget = recipe.privacy.epsilon or 0.0
     # Large models are tried with fewer clients, and with more effort only where that is not enough.
     whole = trials.cost(Trial(space.base, budget, 1.0, 0))
     share = min(1.0, effort / _LEAST_TRIALS / whole)
     least = trials.cost(Trial(space.base, budget, share, 0))
     effort = max(effort, _LEAST_TRIALS / 2 * least)
     return Tuner([trials], space, budget, effort, seconds, share=share, seed=seed)
+
+
+def budgeted(
+    recipe: Recipe, spent_epsilon: float = 0.0, spent_delta: float = 0.0
+) -> tuple[float, Recipe, Plan]:
+    """Return what is left of a recipe's epsilon, the recipe with that budget, and its plan.
+
+    Raises:
+        ConfigError: The recipe has no budget, or it is spent.
+    """
+    if not METHODS.find(recipe.training.method, "training.method").private:
+        raise ConfigError(
+            f"training.method: {recipe.training.method!r} adds no noise, so there is no budget to "
+            "plan for. Choose a private one: fedveil methods"
+        )
+    epsilon = recipe.privacy.epsilon
+    if epsilon is None:
+        raise ConfigError("privacy.epsilon: set the budget to plan for")
+    real = plan_of(recipe, federation_of(recipe.data))
+    if real.guarantee is not None and (spent_epsilon or spent_delta):
+        epsilon, delta = remaining(epsilon, real.guarantee.delta, spent_epsilon, spent_delta)
+        recipe = replace(recipe, privacy=replace(recipe.privacy, epsilon=epsilon, delta=delta))
+        real = plan_of(recipe, real.federation)
+    return epsilon, recipe, real
 
 
 def check_hope(trials: ProxyTrials, base: Candidate, most_steps: int) -> None:

@@ -10,24 +10,39 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from fedveil.core.errors import ConfigError
+import numpy as np
+
+from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.units import Trust, Unit
 from fedveil.data.collected import pictures_of
 from fedveil.data.declared import CLASS_NAMES
-from fedveil.data.dp_schema import MISSED, Bought, affordable
+from fedveil.data.dp_schema import FEW, MISSED, Bought, affordable
+from fedveil.data.encoder import unreadable
 from fedveil.data.federation import Federation, Task
-from fedveil.data.labels import STANDARDISED
+from fedveil.data.folder import refuse_trained
 from fedveil.data.public_facts import PublicFacts, public_facts
-from fedveil.planning.assemble import federation_of, offer_of, plan_of, with_table_model
+from fedveil.data.rows import blank_row
+from fedveil.data.table import STANDARDISED
+from fedveil.planning.assemble import (
+    federation_of,
+    offer_of,
+    plan_of,
+    refuse_baseline,
+    with_table_model,
+)
 from fedveil.planning.recipe import DataSection, Recipe, with_defaults
 from fedveil.privacy.rounding import at_most
+from fedveil.run.run import Run, Speed
+from fedveil.training.client.batches import unit_sizes
 from fedveil.training.server.averaging import Average
 from fedveil.tune.proxy import Proxy
 from fedveil.tune.space import Point, Space, short
@@ -35,7 +50,6 @@ from fedveil.tune.synthetic_proxy import synthetic_proxy
 from fedveil.tune.trials import Candidate, ProxyTrials, recipe_with_settings
 from fedveil.tune.tuner import SearchProgress, Tuner
 
-FEW = 30  # clients: fewer than these cannot hide one of them, so records are protected instead
 _ALL = 2000  # clients: up to so many take part in every round
 _COHORT = 1000  # of more
 _SIGNALS = {  # weak, strong
@@ -114,6 +128,8 @@ def choose(
     clients = recipe.privacy.public_clients or clients
     recipe, unit = _with_unit(recipe, clients, given)
     if facts is not None:
+        unit += _asked_for_persons(recipe, facts.columns)
+    if facts is not None:
         recipe = with_table_model(recipe, given, clients, facts)
     recipe = with_defaults(_with_cohort(recipe, clients, given))
     statistics: tuple[str, ...] = ()
@@ -182,11 +198,12 @@ def _with_statistics(
         return recipe, federation_of(open_rows), (said,)
     if not buy:
         said = (
-            "A run buys the columns' statistics with about a twentieth of the budget. Here they "
+            "A run buys the columns' statistics with a part of the budget. Here they "
             "were taken from the rows, so this plan itself is not certified."
         )
         data = replace(data, statistics="data")
         return replace(recipe, data=data), federation_of(data), (said,)
+    _rehearse(recipe, facts, clients)
     if pay is not None:
         offer = replace(offer, pay=partial(pay, delta=offer.missed / MISSED))
     federation = federation_of(data, offer)
@@ -200,6 +217,55 @@ def _with_statistics(
     return replace(recipe, data=data), federation, ()
 
 
+def _rehearse(recipe: Recipe, facts: PublicFacts, clients: int) -> None:
+    """Refuse settings that cannot work, before anything is paid for.
+
+    They are tried on a table with the same header and as many clients, whose rows are made up. If
+    nobody has said what is predicted, settings must fit classes or numbers.
+    """
+    data, engine = recipe.data, recipe.engine
+    if data.test_file is not None:  # made-up rows are in no file
+        refuse_trained(Path(data.test_file), Path(str(data.file)))
+    owners = np.repeat(np.arange(clients), 2)
+    label = str(data.label)
+    labels = [label] if label in facts.columns else [part.strip() for part in label.split(",")]
+    names = list(data.classes or recipe.training.class_weights or ("false", "true"))
+    number: dict[str, Any] = {"type": "number", "min": 0, "max": 1}
+    classes: dict[str, Any] = {"type": "category", "categories": names}
+    if data.label_separator is not None:
+        classes["separator"] = data.label_separator
+    if len(labels) > 1:
+        targets: list[dict[str, Any]] = [{"type": "boolean"}]
+    elif data.task is None:
+        targets = [classes, number]
+    else:
+        targets = [number if data.task == Task.REGRESSION else classes]
+    taken = (*labels, data.client_column, data.person_column)
+    blank = blank_row(Path(str(data.file)))
+    readable = [name for name in facts.columns if not unreadable(blank.column(name))]
+    columns = {name: number for name in readable if name not in taken}
+    refused: FedveilError | None = None
+    for target in targets:
+        value = names[0] if target is classes else "0"
+        rows: dict[str, Any] = {name: np.zeros(len(owners)) for name in columns}
+        rows |= {name: np.full(len(owners), value) for name in labels}
+        rows |= {str(data.client_column): owners, str(data.person_column): np.arange(len(owners))}
+        described = {**columns, **dict.fromkeys(labels, target)}
+        made_up = replace(data, columns=described, schema=None, statistics=None, classes=())
+        try:
+            plan = plan_of(recipe, federation_of(made_up, rows=rows))
+            refuse_baseline(recipe, plan)
+            speed = Speed(
+                engine.name, engine.chunk, engine.processes, engine.threads, engine.device
+            )
+            Run(plan, speed=speed, every=recipe.evaluation.every).close()
+            return
+        except FedveilError as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
+
+
 def _with_unit(
     recipe: Recipe, clients: int, given: Collection[str]
 ) -> tuple[Recipe, tuple[str, ...]]:
@@ -208,15 +274,45 @@ def _with_unit(
     if "training.method" in given or privacy.unit is not None:
         return recipe, ()
     if clients >= FEW:
-        said = "Whole clients are protected; --unit record protects single rows, with less noise."
+        said = (
+            "Whole clients are protected; --unit record protects single rows, with less noise "
+            "where clients have several."
+        )
         return replace(recipe, privacy=replace(privacy, unit=Unit.CLIENT.value)), (said,)
+    named = recipe.data.person_column is not None
+    whom = "persons with all their rows are" if named else "single rows are"
     said = (
-        f"{clients} clients are too few to hide what one of them brings, so single rows are "
-        "protected, not whole clients; --unit client insists."
+        f"{clients} clients are too few to hide what one of them brings, so {whom} protected, not "
+        "whole clients; --unit client insists."
     )
     training = replace(recipe.training, method="dp-sgd")
-    privacy = replace(privacy, unit=Unit.RECORD.value)
+    privacy = replace(privacy, unit=(Unit.PERSON if named else Unit.RECORD).value)
     return replace(recipe, training=training, privacy=privacy), (said,)
+
+
+_PERSON = re.compile(
+    r"(patient|person|subject|participant|individual|member|customer|user|student|pupil|employee"
+    r"|borrower|insured|resident)s?[ _.-]?(id|no|nr|num|number|key|code|name|identifier)?|mrn|pid",
+    re.IGNORECASE,
+)
+
+
+def _asked_for_persons(recipe: Recipe, columns: Sequence[str]) -> tuple[str, ...]:
+    """Ask which column names persons if single rows are protected and one looks like it.
+
+    The names in a header are public, and nothing else is looked at.
+    """
+    data = recipe.data
+    if recipe.privacy.unit != Unit.RECORD or data.person_column is not None:
+        return ()
+    others = [name for name in columns if name not in (data.label, data.client_column)]
+    found = next((name for name in others if _PERSON.fullmatch(name.strip())), None)
+    if found is None:
+        return ()
+    return (
+        f"Is {found!r} a person with several rows? They are protected one at a time; "
+        f"--person-column {shlex.quote(found)} protects all rows of a person together.",
+    )
 
 
 def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe:
@@ -297,9 +393,10 @@ def _tuner(
     real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
     space = TableSpace(recipe, federation, real.sampling.expected_cohort, given)
     noise, records, trial = 1.0, _RECORDS, recipe
-    if space.by_record:  # how many records clients have is public
+    if space.by_record:  # how many records or persons clients have is public
         batch = real.method.local.batch_size or 1
-        records = max(1, min(_MOST_RECORDS, round(len(federation.train) / federation.clients)))
+        units = int(unit_sizes(federation, real.method.local).sum())
+        records = max(1, min(_MOST_RECORDS, round(units / federation.clients)))
         noise = min(1.0, records / batch)
         training = replace(recipe.training, batch_size=min(batch, records))
         trial = replace(recipe, training=training)
@@ -341,7 +438,10 @@ def _sentence(chosen: Recipe, runs: int, *, by_record: bool) -> str:
     if training.local_steps is not None:
         steps = training.local_steps
         local = "1 local step" if steps == 1 else f"{steps} local steps"
-    whose = "each row's gradient" if by_record else "each client's update"
+    whose = "each client's update"
+    if by_record:
+        person = chosen.privacy.unit == Unit.PERSON
+        whose = "each person's mean gradient" if person else "each row's gradient"
     averages = chosen.server.average not in (None, Average.NONE)
     averaged = ", the last rounds' models averaged" if averages else ""
     return (

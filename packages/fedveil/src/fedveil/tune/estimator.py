@@ -22,7 +22,7 @@ from sklearn.utils.validation import (
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.columns import code_of, number_column, number_of
-from fedveil.data.pieces import frame_of
+from fedveil.data.rows import frame_of
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import plan_of
 from fedveil.privacy.guarantee import Guarantee
@@ -31,7 +31,7 @@ from fedveil.run.run import Run
 from fedveil.run.trained import TrainedModel
 from fedveil.tune.defaults import choose
 
-_LABEL, _OWNER = "__label__", "__owner__"
+_LABEL, _OWNER, _PERSON = "__label__", "__owner__", "__person__"
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
@@ -53,20 +53,18 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.epsilon, self.delta, self.unit = epsilon, delta, unit
         self.schema, self.settings, self.random_state = schema, settings, random_state
 
-    def _fit(self, table: pa.Table, groups: Any, **data: Any) -> None:
-        """Train on a table with its label; `groups` says whose each row is. A row without an owner
-        belongs to nobody and is left out."""
-        owners = np.zeros(table.num_rows, np.int64) if groups is None else column_or_1d(groups)
-        if len(owners) != table.num_rows:
-            raise ConfigError(f"groups: {len(owners)} owners for {table.num_rows} rows")
-        if owners.dtype == object:
-            named = frame_of({_OWNER: owners}, by_cell=True).column(_OWNER)
-        else:
-            named = pa.array(owners, from_pandas=True)
-        table = table.append_column(_OWNER, named)
-        unit = self.unit or ("record" if groups is None else None)
+    def _fit(self, table: pa.Table, groups: Any, persons: Any, **data: Any) -> None:
+        """Train on a table with its label; `groups` says whose each row is, and `persons` of whom.
+        A row without an owner, or without a person, is left out."""
+        owners = np.zeros(table.num_rows, np.int64) if groups is None else groups
+        table = _with_names(table, _OWNER, owners, "groups")
+        if persons is not None:
+            table = _with_names(table, _PERSON, persons, "persons")
+        alone = "record" if persons is None else "person"
+        unit = self.unit or (alone if groups is None else None)
         given = {
             "data.client_column": _OWNER,
+            "data.person_column": None if persons is None else _PERSON,
             "data.label": _LABEL,
             "data.task": self._task,
             "data.test_fraction": 0.0,  # scikit-learn's users hold out themselves
@@ -91,7 +89,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 raise
             except ConfigError as error:  # about X, y and groups, not about a file nobody wrote
                 said = str(error).removeprefix(f"{file}: ")
-                for name, known in ((_LABEL, "y"), (_OWNER, "groups")):
+                for name, known in ((_LABEL, "y"), (_OWNER, "groups"), (_PERSON, "persons")):
                     said = said.replace(f"label {name!r}", known).replace(repr(name), known)
                 raise ConfigError(said) from None
         run = Run(plan_of(chosen.recipe, chosen.federation))
@@ -159,19 +157,20 @@ class DPFedRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """Linear regression on rows of several owners, with differential privacy.
 
     `fit(X, y, groups)`: `groups` says whose each row is; without it all rows have one owner, and
-    single rows are protected. `guarantee_` says what is promised. With a `random_state` a fit is a
+    single rows are protected. With `persons`, which person each row is of, all rows of a person are
+    protected together. `guarantee_` says what is promised. With a `random_state` a fit is a
     repeatable simulation, and promises nothing. Means and deviations are bought with a part of the
     budget where there are enough rows or owners, or come from a public `schema`.
     """
 
     _task = "regression"
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, persons: Any = None) -> Self:
         """Train under the budget; the settings are chosen as `fedveil run` chooses them."""
         table, targets = self._table(X, reset=True, y=y)
         numbers = number_column(targets, "y").astype(np.float64)
         label = pa.array(numbers, mask=~np.isfinite(numbers))
-        self._fit(table.append_column(_LABEL, label), groups)
+        self._fit(table.append_column(_LABEL, label), groups, persons)
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:
@@ -219,12 +218,12 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         )
         self.classes, self.class_weight = classes, class_weight
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, persons: Any = None) -> Self:
         """Train under the budget; the settings are chosen as `fedveil run` chooses them."""
         table, targets = self._table(X, reset=True, y=y)
         self._several = np.ndim(targets) == 2
         if self._several:
-            return self._fit_several(table, np.asarray(targets), groups)
+            return self._fit_several(table, np.asarray(targets), groups, persons)
         declared: dict[str, Any] = {}
         known = None
         if self.classes is not None:
@@ -240,7 +239,7 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             declared["training.class_weights"] = weights
         label = pa.array([_label(entry, known) for entry in targets.tolist()], pa.string())
         try:
-            self._fit(table.append_column(_LABEL, label), groups, **declared)
+            self._fit(table.append_column(_LABEL, label), groups, persons, **declared)
         except ConfigError as error:
             if targets.dtype.kind != "f":
                 raise
@@ -253,14 +252,17 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         self._order = np.array(order)
         return self
 
-    def _fit_several(self, table: pa.Table, targets: npt.NDArray[Any], groups: Any) -> Self:
+    def _fit_several(
+        self, table: pa.Table, targets: npt.NDArray[Any], groups: Any, persons: Any
+    ) -> Self:
         if self.classes is not None or self.class_weight is not None:
             raise ConfigError("classes, class_weight: of several labels each is 0 or 1; leave out")
         names = [f"{_LABEL}{place}" for place in range(targets.shape[1])]
         for name, column in zip(names, targets.T, strict=True):
             codes = np.array([code_of(entry) for entry in column.tolist()], np.int64)
             table = table.append_column(name, pa.array(codes, mask=~np.isin(codes, (0, 1))))
-        self._fit(table, groups, **{"data.label": ",".join(names), "data.task": "multi-label"})
+        several = {"data.label": ",".join(names), "data.task": "multi-label"}
+        self._fit(table, groups, persons, **several)
         self.classes_ = np.arange(len(names))
         return self
 
@@ -277,6 +279,16 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         table = self._more(X)
         chances = self.model_.predict_proba(table)
         return chances if self._several else chances[:, self._order]
+
+
+def _with_names(table: pa.Table, column: str, names: Any, what: str) -> pa.Table:
+    """Return the table with a column of owners or persons."""
+    listed = column_or_1d(names)
+    if len(listed) != table.num_rows:
+        raise ConfigError(f"{what}: {len(listed)} names for {table.num_rows} rows")
+    if listed.dtype == object:
+        return table.append_column(column, frame_of({column: listed}, by_cell=True).column(column))
+    return table.append_column(column, pa.array(listed, from_pandas=True))
 
 
 def _by_entry(X: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from fedveil.core.arguments import count, delta_value, not_negative, positive
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
-from fedveil.privacy.accounting import PrivacyModel, Release, account, default_delta
+from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.calibration import calibrate_mechanism
 from fedveil.privacy.mechanisms import Gaussian, Laplace
 from fedveil.privacy.refusals import MechanismRefused
@@ -160,17 +160,21 @@ class Row:
     claim: PaperClaim | None  # of the paper whose setting this is; None if no paper has it
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return plain values, ready for JSON."""
         claim = None if self.claim is None else self.claim.to_dict()
         words = {"trust": str(self.trust), "adjacency": str(self.adjacency)}
         return {**vars(self), **words, "claim": claim}
 
 
 def feasible(question: Question, claim_of: ClaimOf | None = None) -> list[Row]:
-    """Every way, cohort and number of rounds asked for, with the least noise that meets it.
+    """Find the least noise for every way, cohort and number of rounds asked for.
 
-    `claim_of` adds what a paper would have claimed. Ways without a proof for this noise are left
-    out; `without_proof` names them.
+    Args:
+        question: What is asked.
+        claim_of: Adds what a paper would have claimed.
+
+    Returns:
+        Rows; ways without a proof for this noise are left out, and `without_proof` names them.
     """
     found = []
     refusal: PrivacyRefusal | None = None
@@ -189,7 +193,7 @@ def feasible(question: Question, claim_of: ClaimOf | None = None) -> list[Row]:
 
 
 def without_proof(question: Question, rows: Sequence[Row]) -> list[str]:
-    """The ways that were asked for and have no row, as trust and sampling."""
+    """Return the ways that were asked for and have no row, as trust and sampling."""
     known = {(row.trust, row.adjacency) for row in rows}
     return [
         f"{way.trust} trust with {sampling_kind(way.sampling(1, 1))} sampling"
@@ -202,26 +206,8 @@ def _asked(question: Question) -> list[Way]:
     return [way for way in WAYS if way.trust in question.trusts]
 
 
-def question_of(
-    *,
-    epsilon: float,
-    delta: float | None,
-    clients: int,
-    dimension: int,
-    spent_epsilon: float = 0.0,
-    spent_delta: float = 0.0,
-    **rest: Any,
-) -> Question:
-    """A question about what is left of a budget; delta by default min(1e-5, clients^-1.1)."""
-    count("clients", clients)
-    left, left_delta = remaining(
-        epsilon, default_delta(clients) if delta is None else delta, spent_epsilon, spent_delta
-    )
-    return Question(left, left_delta, clients, dimension, **rest)
-
-
 def warnings(rows: Sequence[Row]) -> list[str]:
-    """For every trust whose best row still drowns in noise: that it does, and the cure."""
+    """Return, for every trust whose best row still drowns in noise, that it does, and the cure."""
     found = []
     for trust in dict.fromkeys(row.trust for row in rows):
         best = max((r for r in rows if r.trust is trust), key=lambda r: r.run_signal_to_noise)

@@ -28,8 +28,10 @@ class FreeGain:
 
 
 def free_gains(recipe: Recipe, plan: Plan) -> tuple[FreeGain, ...]:
-    """Settings that a recipe leaves out. Epsilon stays as it is; whether accuracy rises, a pilot on
-    public data can tell."""
+    """Return settings that a recipe leaves out and that cost no epsilon.
+
+    Whether they raise accuracy, a pilot on public data can tell.
+    """
     found: list[FreeGain] = []
     shape, name = plan.federation.input_shape, own_name(recipe.model.name, plan.federation.task)
     images = len(shape) in (2, 3) and min(shape[:2]) >= 8 and plan.federation.featurizer is None
@@ -57,7 +59,7 @@ def free_gains(recipe: Recipe, plan: Plan) -> tuple[FreeGain, ...]:
 
 
 def _features(*, photographs: bool) -> tuple[FreeGain, ...]:
-    """What turns images into inputs of a linear model, by what the data look like."""
+    """Return features that turn images into inputs of a linear model, by what they look like."""
     if photographs:
         why = (
             "fixed features of each image, made by formulas, for a linear model; with model.mirror "
@@ -76,7 +78,7 @@ def _features(*, photographs: bool) -> tuple[FreeGain, ...]:
 
 
 def _cancelling(plan: Plan) -> float:
-    """How much less noise there would be in the weights at the same epsilon."""
+    """Return how many times less noise there would be in the weights at the same epsilon."""
     own = plan.noise
     if own is None or own.drawn is not Drawn.BY_SERVER or plan.method.clip_rule is not None:
         return 1.0

@@ -121,7 +121,7 @@ def _check(recipe: Recipe, real: Plan, plans: Sequence[Plan]) -> None:
 
 
 def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tuple[float, Guarantee]:
-    """The least noise with which everything keeps to the budget, and the guarantee of it all."""
+    """Return the least noise with which everything keeps to the budget, and its guarantee."""
     privacy_model, given, epsilon = (
         real.privacy_model,
         real.guarantee,
@@ -163,7 +163,7 @@ def _noisier(plan: Plan, noise: float) -> Plan:
 
 
 def _scored_on(private: Federation, scored: Proxy) -> Federation:
-    """The private federation with public examples as its test part."""
+    """Return the private federation with public examples as its test part."""
     public = scored.federation
     if public.name == SYNTHETIC:
         raise ConfigError(
@@ -192,7 +192,7 @@ class _Dice:
         self.below = secrets.randbelow if generator is None else generator.randrange
 
     def geometric(self, mean: Fraction) -> int:
-        """At least 1; exact: after every run, stop with probability 1/mean."""
+        """Draw a number from 1 on, exactly: after every run, stop with probability 1/mean."""
         number = 1
         while self.below(mean.numerator) >= mean.denominator:
             number += 1

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.assignment import generator, offsets_of
 from fedveil.data.federation import Federation
+from fedveil.data.folder import shared_file
 from fedveil.data.partition import PARTITIONS, Partition, named
 from fedveil.data.sources import SOURCES
 from fedveil.planning.assemble import federation_of
@@ -84,13 +85,13 @@ def proxy_of(
 
 
 def with_look(recipe: Recipe, looked_at: Iterable[str]) -> Recipe:
-    """The recipe that remembers what its settings were tried out on."""
+    """Return the recipe that remembers what its settings were tried out on."""
     names = tuple(dict.fromkeys((*recipe.privacy.tuned_on, *looked_at)))
     return replace(recipe, privacy=replace(recipe.privacy, tuned_on=names))
 
 
 def some_clients(federation: Federation, clients: int, seed: int) -> Federation:
-    """A random choice of clients with all their examples; the rest as it was."""
+    """Choose clients at random, with all their examples; the rest stays as it was."""
     if clients >= federation.clients:
         return federation
     draw = generator(seed, "some clients")
@@ -112,8 +113,8 @@ def _public_section(recipe: Recipe, name: str) -> DataSection:
         return DataSection(source=name, directory=data.directory)
     if not path.exists():
         raise ConfigError(f"--proxy {name}: no such file")
-    if data.file is not None and path.samefile(data.file):
-        raise NotPublic(f"{name} is the private file itself")
+    if data.file is not None and shared_file(path, Path(data.file)) is not None:
+        raise NotPublic(f"{name} is a private file itself")
     return replace(data, file=name)
 
 
@@ -167,7 +168,7 @@ def _differences(proxy: Federation, real: Federation) -> tuple[str, ...]:
 
 
 def _scored_on_train(federation: Federation) -> Federation:
-    """The federation with a part of every client's training examples as its test part."""
+    """Return the federation with a part of every client's training examples as its test part."""
     sizes = federation.sizes
     draw = generator(0, "pilot scores")
     share = min(_HELD_OUT, _MOST_HELD_OUT / len(federation.train))

@@ -8,7 +8,7 @@ clients) is handed over by the caller.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,8 @@ def synthetic_proxy(
     if partition is not None:
         dealt = partition.assign(train.targets, None, seed)
         train, offsets = train.take(dealt.rows), dealt.offsets
+    if like.train.persons is not None:  # everybody has one record: how many there are is private
+        train = replace(train, persons=np.arange(len(train)))
     return Federation(
         train=train,
         offsets=offsets,

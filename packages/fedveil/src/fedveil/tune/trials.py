@@ -58,7 +58,7 @@ class Candidate:
     clip_quantile: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings that are set."""
+        """Return the settings that are set."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -67,12 +67,12 @@ class Candidate:
         return self.local_steps * self.rounds
 
     def uploads(self, everyone: int) -> int:
-        """Updates sent in all; `everyone` is the cohort where all clients always take part."""
+        """Count the updates that are sent; `everyone` is the cohort where all clients take part."""
         return self.rounds * (everyone if self.cohort is None else self.cohort)
 
 
 def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
-    """The recipe with a candidate's settings."""
+    """Return the recipe with a candidate's settings."""
     settings = candidate.to_dict()
     changes = {name: settings[name] for name in _TRAINING if name in settings}
     if candidate.cohort is not None:
@@ -141,7 +141,7 @@ class Outcome:
 
     @property
     def error(self) -> float:
-        """Share of wrong answers, or the loss if there are no classes."""
+        """Return the share of wrong answers, or the loss if there are no classes."""
         return self.loss if self.accuracy is None else 1 - self.accuracy
 
     @property
@@ -184,7 +184,7 @@ class ProxyTrials:
 
     @property
     def everyone(self) -> int:
-        """The cohort of a recipe in which all clients take part."""
+        """Return the cohort of a recipe in which all clients take part."""
         return self.real.sampling.clients or self.real.federation.clients
 
     def __call__(self, trial: Trial, deadline: float = math.inf) -> Outcome:
@@ -210,7 +210,7 @@ class ProxyTrials:
         return Outcome(metrics.loss, metrics.accuracy, round(work))
 
     def plan(self, trial: Trial) -> Plan:
-        """A trial as a plan of its own. It promises nothing: its data are public."""
+        """Return a trial as a plan. It promises nothing: its data are public."""
         recipe = self._at(trial.candidate, trial.epsilon)
         noise = trial.noise * self.noise(recipe, 2 if trial.share == 1 else 4)
         wanted = self._cohort(recipe)
@@ -227,7 +227,7 @@ class ProxyTrials:
         return trial_plan(replace(recipe, training=training), federation, noise, trial.seed)
 
     def share(self, candidate: Candidate, share: float) -> float:
-        """The share of the cohort to try a candidate with: all of it where that costs no more."""
+        """Return the share of the cohort to try a candidate with: all where that costs no more."""
         wanted = self._cohort(recipe_with_settings(self.recipe, candidate))
         whole = self._trial_cohort(wanted, 1.0)
         return 1.0 if self._trial_cohort(wanted, share) == whole else share
@@ -243,7 +243,7 @@ class ProxyTrials:
 
     @property
     def _step_cost(self) -> float:
-        """Multiplications of one local step of one client, by its usual number of records."""
+        """Count multiplications of one local step of one client, by its usual number of records."""
         public, batch = self.proxy.federation, self.real.method.local.batch_size
         records = len(public.train) / public.clients
         seen = records if batch is None else min(records, batch)
@@ -288,7 +288,7 @@ class ProxyTrials:
         return float(found * (self._noise(high) / found) ** math.log(rounds / power, step))
 
     def reach(self) -> float:
-        """Median norm of the clients' first gradients on the proxy, in the clip's own norm."""
+        """Return the median norm of clients' first gradients on the proxy, in the clip's norm."""
         recipe = self.recipe
         everybody: dict[str, Any] = {"cohort": None, "rate": None, "cohort_cap": None}
         plain = replace(recipe.training, sampling="everyone", schedule="constant", **everybody)
@@ -309,7 +309,7 @@ class ProxyTrials:
         return unprotected_stats.norm
 
     def trivial(self) -> float:
-        """The error of the best answer that looks at no input."""
+        """Return the error of the best answer that looks at no input."""
         examples = self.proxy.federation.test
         targets = np.asarray(examples.targets)
         if self.proxy.federation.task is Task.MULTI_LABEL:
@@ -334,7 +334,7 @@ class ProxyTrials:
 
 
 def _train(planned: Plan, deadline: float) -> tuple[Metrics | None, int]:
-    """The final metrics and the rounds it took; None for a run that diverges."""
+    """Return the final metrics and the rounds they took; None for a run that diverges."""
     chunk = _TOGETHER if planned.layout.size <= _SMALL else None
     speed = Speed(chunk=chunk, processes=1)
     run = Run(planned, speed=speed, every=planned.method.rounds)
@@ -368,6 +368,6 @@ def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) 
 
 
 def clips_gradients(method: Method) -> bool:
-    """Whether the recipe's clip bounds single gradients instead of whole updates."""
+    """Return whether the recipe's clip bounds single gradients instead of whole updates."""
     rule = method.clip_rule
     return (rule is not None and rule.bounds_gradients) or method.local.gradient_clip is not None

@@ -26,7 +26,7 @@ def publication_rate(values: int) -> tuple[float, float]:
     published = 0
     for seed in range(_PURCHASES):
         offer = Offer(Unit.CLIENT, Trust.CENTRAL, 5.0, _FAILURE, seed=seed)
-        columns, _ = buy({"y": labels}, "y", owners, offer, ".")
+        columns = buy({"y": labels}, "y", owners, offer, ".").columns
         names = columns["y"].categories if "y" in columns else ()
         published += any(name.startswith("own") for name in names)
     least = beta.ppf(ALARM, published, _PURCHASES - published + 1) if published else 0.0

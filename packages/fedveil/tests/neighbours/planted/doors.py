@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -14,8 +13,8 @@ import pyarrow.compute as pc
 import fedveil as fv
 from fedveil import Federation
 from fedveil.core.errors import ConfigError
-from fedveil.data import columns, federation, pieces, storage, table, tablefile
-from fedveil.data.tablefile import read_table
+from fedveil.data import columns, federation, rows, storage, table
+from fedveil.data.rows import read_table
 from fedveil.tune import defaults, estimator
 
 from ..doors.rows import Sheet
@@ -27,13 +26,14 @@ def _tabular(sheet: Sheet) -> bool:
 
 
 def _without_labels() -> Any:
-    real = table._read
+    def pieces(*args: Any, **kwargs: Any) -> Any:
+        for piece in rows.pieces(*args, **kwargs):
+            yield piece.filter(pc.is_valid(piece.column("y")))
 
-    def read(*args: Any, **kwargs: Any) -> Any:
-        found = real(*args, **kwargs)
-        return found.filter(pc.is_valid(found.column("y")))
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        return pa.concat_tables(pieces(*args, **kwargs))
 
-    return patch.object(table, "_read", read)
+    return patch.multiple(table, pieces=pieces, read_table=whole)
 
 
 @plant(600, lambda sheet: _tabular(sheet) and sheet.artificial, among="sheets")
@@ -54,8 +54,8 @@ def whom_to_protect_follows_from_labels() -> Any:
     real = defaults.public_facts
 
     def facts(path: Any, client_column: str) -> Any:
-        rows = read_table(path, exact=client_column)
-        known = rows.filter(pc.is_valid(rows.column("y"))).column(client_column)
+        whole = read_table(path, client=client_column)
+        known = whole.filter(pc.is_valid(whole.column("y"))).column(client_column)
         return replace(real(path, client_column), clients=pc.count_distinct(known).as_py())
 
     return patch.object(defaults, "public_facts", facts)
@@ -90,14 +90,14 @@ def a_value_that_does_not_fit_is_refused() -> Any:
 @plant(400, lambda sheet: sheet.door in ("csv", "files"), among="sheets")
 def a_line_of_another_length_is_refused() -> Any:
     """With its number."""
-    stops = partial(tablefile._parse, misfit=tablefile._stop, threads=False)
-    return patch.object(tablefile, "_parse_ragged", stops)
+    real = rows._parsed
+    return patch.object(rows, "_parsed", lambda *given: real(*given[:-1], 0))
 
 
 @plant(1500, lambda sheet: sheet.door == "pandas" and sheet.objects, among="sheets")
 def a_column_without_values_has_no_type() -> Any:
     """Then it does not fit its schema, until somebody has a value in it."""
-    return patch.object(pieces, "_texts", lambda column: pa.array(map(pieces._text, column)))
+    return patch.object(rows, "_texts", lambda column: pa.array(map(rows._text, column)))
 
 
 @plant(250, lambda sheet: sheet.door == "lists", among="sheets")

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedveil.data import encoder, encoding
+from fedveil.data import encoder
 from fedveil.data.assignment import Assignment
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.run import run as run_module
@@ -95,19 +95,19 @@ def one_generator_for_all_modules() -> Iterator[None]:
 @plant(150, lambda case: case.path == "csv")
 def columns_centred_by_the_data() -> Any:
     """A schema is given, and yet the mean of all rows is taken off."""
-    real = encoding.scaled
+    real = encoder.scaled
 
     def scaled(numbers: Any, column: Any) -> Any:
         found = real(numbers, column)
         return found - np.nanmean(found)
 
-    return patch.object(encoding, "scaled", scaled)
+    return patch.object(encoder, "scaled", scaled)
 
 
 @plant(150, lambda case: case.path == "csv")
 def a_column_is_read_as_a_whole() -> Any:
     """One cell that is no number makes the numbers of its column missing."""
-    real = encoding.encode
+    real = encoder.encode
 
     def encode(values: Any, column: Any, out: Any) -> Any:
         gaps = real(values, column, out)

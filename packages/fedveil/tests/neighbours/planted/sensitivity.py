@@ -29,7 +29,7 @@ from .registry import by_record, plant
 def one_record_poisons_its_batch() -> Any:
     """An example that is not finite gets the factor zero: zero times infinity is no zero."""
 
-    def sums(self: DoubleSums, clip: Any, denominator: float) -> Any:
+    def sums(self: DoubleSums, clip: Any, denominator: float, owners: Any = None) -> Any:
         return _ghostly(self, *(part.double() for part in self.given), clip, denominator)
 
     return patch.object(DoubleSums, "clipped_sums", sums)
@@ -43,7 +43,7 @@ def _tiny(case: Case) -> bool:
 def norms_underflow() -> Any:
     """Squares of single precision, which may be zero where the gradient is not."""
 
-    def sums(self: DoubleSums, clip: Any, denominator: float) -> Any:
+    def sums(self: DoubleSums, clip: Any, denominator: float, owners: Any = None) -> Any:
         finite = torch.stack([part.isfinite().all(dim=1) for part in self.given]).all(dim=0)
         own = [part.masked_fill(~finite[:, None], 0.0) for part in self.given]
         return _ghostly(self, *own, clip, denominator)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.encoding import category_codes, encode, feature_names
+from fedveil.data.encoder import TableEncoder, category_codes
 from fedveil.data.federation import Examples, Task
 from fedveil.data.holdout import Holdout
 from fedveil.data.partition import IID
@@ -76,20 +76,14 @@ COLUMNS: dict[str, Column] = {
     ),
 }
 INCOMES = ("<=50K", ">50K")
-FEATURES = tuple(name for column in COLUMNS for name in feature_names(column, COLUMNS[column]))
+ENCODER = TableEncoder(COLUMNS, ("income",), _category(*INCOMES))
+FEATURES = ENCODER.features
 
 
 def decode(paths: Mapping[str, Path]) -> Arrays:
     """Both files' records, one after the other: inputs `[48842, 105]` and income classes."""
-    tables = [records(path) for path in paths.values()]
-    table = pa.concat_tables(tables)
-    inputs = np.empty((table.num_rows, len(FEATURES)), np.float32)
-    start = 0
-    for name, column in COLUMNS.items():
-        width = len(feature_names(name, column))
-        encode(table.column(name), column, inputs[:, start : start + width])
-        start += width
-    return {"inputs": inputs, "income": category_codes(table.column("income"), INCOMES)}
+    inputs, income = ENCODER.examples(records(path) for path in paths.values())
+    return {"inputs": inputs, "income": income}
 
 
 def records(path: Path) -> Any:

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.encoding import FARTHEST, category_codes
+from fedveil.data import cells
+from fedveil.data.encoder import FARTHEST, category_codes
 from fedveil.data.federation import Examples, Task
 from fedveil.data.partition import SortedSlices
+from fedveil.data.rows import read_table
 from fedveil.data.sources.files import Arrays, Copy, published
 from fedveil.data.sources.source import Pool, Source
-from fedveil.data.tablefile import need_column, read_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,9 +51,8 @@ COMPONENTS_NOTE = (
 def decode(paths: Mapping[str, Path]) -> Arrays:
     """Raw features `[loans, features]` with NaN where missing, rates in percent, states."""
     (path,) = paths.values()
-    table = read_table(path)
-    for name in (*NUMBERS, *CATEGORIES, "int_rate", "grade", "addr_state", "issue_d"):
-        need_column(path, table.column_names, name, "of Lending Club's files")
+    others = ("int_rate", "grade", "addr_state", "issue_d", "earliest_cr_line", "emp_length")
+    table = read_table(path, (*NUMBERS, *CATEGORIES, *others), "of Lending Club's files")
     table = table.filter(pc.is_valid(table.column("int_rate")))
     rate = _quantity(table.column("int_rate"))
     if np.isnan(rate).any() or not len(rate):
@@ -119,22 +119,20 @@ def principal_components(features: Floats, count: int) -> Floats:
 
 def _quantity(values: Any) -> Floats:
     """The number in a column: 10.65, "10.65%", " 36 months", "< 1 year", "10+ years"."""
-    if pa.types.is_string(values.type):
-        less = pc.fill_null(pc.starts_with(values, "<"), False)  # "< 1 year" is half a year
-        digits = pc.extract_regex(values, r"(?P<number>\d+\.?\d*)")
-        number = pc.struct_field(digits, "number").cast(pa.float64())
-        values = pc.if_else(less, 0.5, number)
-    return np.asarray(values.cast(pa.float64()).to_numpy(), dtype=np.float64)
+    less = pc.fill_null(pc.starts_with(values, "<"), False)  # "< 1 year" is half a year
+    digits = pc.extract_regex(values, r"(?P<number>\d+\.?\d*)")
+    within = pc.struct_field(digits, "number").cast(pa.float64())
+    number = pc.if_else(less, 0.5, pc.coalesce(cells.numbers(values), within))
+    return np.asarray(number.to_numpy(), dtype=np.float64)
 
 
 def _months(values: Any) -> Floats:
-    """Months since 1970 of "2007-12" (read as a date) or "Dec-2007"."""
-    if pa.types.is_string(values.type):
-        values = pc.strptime(values, format="%b-%Y", unit="s", error_is_null=True)
-    values = values.cast(pa.timestamp("s"))
-    years = pc.subtract(pc.year(values), 1970)
-    months = pc.add(pc.multiply(years, 12), pc.month(values))
-    return np.asarray(months.cast(pa.float64()).to_numpy(), dtype=np.float64)
+    """Months since December 1969 of "2007-12" or "Dec-2007"."""
+    days = cells.days(values).to_numpy()
+    known = ~np.isnan(days)
+    months = np.full(len(days), np.nan)
+    months[known] = days[known].astype("datetime64[D]").astype("datetime64[M]").astype(int) + 1
+    return months
 
 
 def _rank(values: Any, order: tuple[str, ...]) -> Floats:

@@ -137,23 +137,15 @@ class Source:
                 sizes = ("cap", "examples_per_client", "per_client")
                 start = {key: value for key, value in start.items() if key not in sizes}
             start = {key: value for key, value in start.items() if value is not None}
-            self._know(partition, settings)
-            return named(partition, **(start | settings))
+            try:
+                return named(partition, **(start | settings))
+            except ConfigError as error:
+                own = f"; {self.name} has {', '.join(self.options)}" if self.options else ""
+                raise ConfigError(f"{self.name}: {error}{own}") from None
         try:
             return replace(partition, **settings)
         except TypeError:
             raise ConfigError(f"{partition}: cannot take {', '.join(settings)}") from None
-
-    def _know(self, partition: str, settings: dict[str, Any]) -> None:
-        """Refuse a setting that neither the partition nor this source has."""
-        known = [f.name for f in fields(PARTITIONS[partition])] if partition in PARTITIONS else []
-        for setting in settings:
-            if known and setting not in known:
-                own = f"; {self.name} has {', '.join(self.options)}" if self.options else ""
-                raise ConfigError(
-                    f"{self.name}: {setting!r} is unknown; partition {partition!r} has "
-                    f"{', '.join(known)}{own}"
-                )
 
 
 def unit_pixels(brightest: float = 255.0) -> Scaling:

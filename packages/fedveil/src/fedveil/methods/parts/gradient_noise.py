@@ -1,4 +1,4 @@
-"""Noise on every local gradient (Hu et al.): one record of one client is protected.
+"""Noise on every local gradient (Hu et al.): one record, or one person, is protected.
 
 Which proof applies is decided in `GradientNoise.proof`, from the model, the number of local steps
 and the secure sum. Each proof is a class:
@@ -13,6 +13,11 @@ and the secure sum. Each proof is a class:
 
 The fourth way, clipping the whole update and adding noise once, protects clients and is
 `DistributedNoise`.
+
+Where a record is spoken of, it may be a person: the mean gradient of all its records is then
+clipped once, and sizes of clients count persons. A person at up to k clients makes k contributions
+to a round, each by its own coin. They are accounted as if all were in one sum, which is at least as
+much as where each client's upload is seen: contributions to different uploads are orthogonal.
 
 Exact arithmetic. Alone: each mean gradient is rounded to a grid and a Gaussian rounded to that grid
 is added. Under a secure sum: uploads are rounded to the nearest point of a grid, and the last
@@ -58,6 +63,7 @@ from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers, bits_
 from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel
+from fedveil.training.client.batches import unit_sizes
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
 
@@ -135,12 +141,23 @@ class GradientNoise(NoisePlacement):
         assumed = self.honest_shares if facts.secure is None else facts.secure.honest_shares
         if assumed is not None:
             honest = min(honest, assumed)
-        if honest <= steps.uses or non_expansive(facts) is None:
-            return GradientNoise
+        if honest <= steps.uses or facts.local.per_person or non_expansive(facts) is None:
+            return GradientNoise  # a clipped mean of gradients is not that of a convex loss
         return ConvexNoise
 
     def privacy_model(self) -> PrivacyModel:
-        return PrivacyModel(Unit.RECORD, self.adjacency, Trust.LOCAL)
+        return PrivacyModel(
+            self._unit, self.adjacency, Trust.LOCAL, contributions=self._contributions
+        )
+
+    @property
+    def _unit(self) -> Unit:
+        return Unit.PERSON if self.facts.local.per_person else Unit.RECORD
+
+    @property
+    def _contributions(self) -> int | None:
+        """Contributions of one person to a sum; None where records are protected."""
+        return _clip(self.facts).sites_per_person
 
     def mechanism(self) -> Mechanism:
         return NoisyGradients(*self._gradients)
@@ -199,10 +216,10 @@ class GradientNoise(NoisePlacement):
 
     @property
     def _most(self) -> int:
-        """Records that may be in one batch."""
+        """Records that may be in one batch, or persons."""
         if self.facts.local.batch_rate is None:
             return self._batch
-        return max(self._batch, int(self.facts.federation.sizes.max()))
+        return max(self._batch, int(unit_sizes(self.facts.federation, self.facts.local).max()))
 
     @property
     def _batch(self) -> int:
@@ -219,15 +236,19 @@ class GradientNoise(NoisePlacement):
         A sum of b clipped gradients in single precision is off by at most b * 2^-24 times the sum
         of their lengths, and each mean is rounded to a grid. Neighbouring batches err differently,
         so both errors widen what one record can do. Secret batches may hold all records of a
-        client; they are summed in double precision and rounded four times to single at the end.
+        client; they are summed in double precision and rounded four times to single at the end. So
+        are batches of persons, whose products are at most 2^10 clips long and no more than 64 in a
+        piece, and whose norms may be rounded otherwise at other places (`isolated_gradients`).
         """
         clip, batch = _clip(self.facts).norm, self._batch
         if not self.facts.exact:
             return clip
-        if self.facts.local.batch_rate is None:
+        if self.facts.local.batch_rate is None and not self.facts.local.per_person:
             return clip * (1 + batch * (batch + 4) * 2.0**-24 + 2e-6)
-        most = self._most
-        return clip * (1 + most * (most + 4) * 2.0**-52 + 8 * most * 2.0**-24 + 2e-6)
+        most, apart = self._most, 8 * 2.0**-24
+        if self.facts.local.per_person:
+            apart += (max(sum(slot.shape) for slot in self.facts.layout) + 64) * 2.0**-32
+        return clip * (1 + most * (most + 4) * 2.0**-52 + apart * most + 2e-6)
 
     @property
     def _gradient_grid(self) -> float:
@@ -241,7 +262,8 @@ class OneStepNoise(GradientNoise):
     """The proof for one step under a secure sum: the noise of the whole sum covers the record."""
 
     def privacy_model(self) -> PrivacyModel:
-        return self._in_shares(Unit.RECORD, self.adjacency)
+        model = self._in_shares(Unit.RECORD, self.adjacency)
+        return replace(model, unit=self._unit, contributions=self._contributions)
 
     def mechanism(self) -> Mechanism:
         if not self.facts.exact:
@@ -339,7 +361,13 @@ class TrustedNoise(OneStepNoise):
         return True
 
     def privacy_model(self) -> PrivacyModel:
-        return PrivacyModel(Unit.RECORD, self.adjacency, Trust.CENTRAL, colluders=self.colluders)
+        return PrivacyModel(
+            self._unit,
+            self.adjacency,
+            Trust.CENTRAL,
+            colluders=self.colluders,
+            contributions=self._contributions,
+        )
 
     def mechanism(self) -> Mechanism:
         noise, rate = Gaussian(self.facts.noise_multiplier), self.facts.local.batch_rate

@@ -38,15 +38,42 @@ _PLAIN = {
 }
 
 
-def check_isolation(module: nn.Module, federation: Federation, per_example: bool) -> None:
-    """Raise a SensitivityRefused if the model remembers, or, `per_example`, mixes examples.
+def check_isolation(
+    module: nn.Module, federation: Federation, per_example: bool, *, per_person: bool = False
+) -> None:
+    """Refuse a model that lets one unit's data into what is computed of others.
 
     It is tried as it is and with other weights: of weights that are zero at first, nothing shows.
+
+    Args:
+        module: The model.
+        federation: The data, of which shapes and types are used.
+        per_example: Examples are clipped one by one, so none may move another's gradient.
+        per_person: Persons are, with any number of examples each.
+
+    Raises:
+        SensitivityRefused: The model remembers, mixes examples that are clipped one by one, or
+            draws at random where persons are.
     """
     if known_apart(module):
         return
+    if per_person and _draws(copy.deepcopy(module).train(), federation):
+        raise SensitivityRefused(
+            "a model that draws at random (dropout, say) where persons are protected: how many "
+            "records one has decides what is drawn for the others",
+            "use a model without dropout",
+        )
     _try(copy.deepcopy(module).train(), federation, per_example)
     _try(_stirred(copy.deepcopy(module).train()), federation, per_example)
+
+
+def _draws(model: nn.Module, federation: Federation) -> bool:
+    """Whether a model takes numbers from torch's generator."""
+    inputs = _batch(federation, np.random.default_rng(_SEED), 1.0)
+    with drawing_from(_SEED):
+        before = torch.default_generator.get_state()
+        model(inputs)
+        return not torch.equal(before, torch.default_generator.get_state())
 
 
 def known_apart(module: nn.Module) -> bool:

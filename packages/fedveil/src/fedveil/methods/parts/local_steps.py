@@ -1,7 +1,8 @@
 """How many local steps clients take, and at which rates: public where a record is protected.
 
 The size of a client stays the same when one of its records is replaced or zeroed, so at record
-level it may be used; every client has rates of its own if they fall from step to step.
+level it may be used, as may the number of its persons where these are protected; every client has
+rates of its own if they fall from step to step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from fedveil.core.arrays import Ints
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.noise_placement import NoiseContext
-from fedveil.training.client.batches import batches_per_epoch, step_counts
+from fedveil.training.client.batches import batches_per_epoch, step_counts, unit_sizes
 from fedveil.training.client.local_training import LocalTraining, Schedule
 
 
@@ -37,15 +38,16 @@ _KNOWN: WeakKeyDictionary[Federation, dict[LocalTraining, LocalSteps]] = WeakKey
 def local_steps(context: NoiseContext) -> LocalSteps:
     known = _KNOWN.setdefault(context.federation, {})
     if context.local not in known:
-        counts = np.unique(step_counts(context.federation.sizes, context.local))
+        sizes = unit_sizes(context.federation, context.local)
+        counts = np.unique(step_counts(sizes, context.local))
         uses = int(uses_by_client(context).max())
         known[context.local] = LocalSteps(tuple(int(count) for count in counts), uses)
     return known[context.local]
 
 
 def uses_by_client(context: NoiseContext) -> Ints:
-    """The most times that a record of each client is touched in a round: epochs begun."""
-    sizes = context.federation.sizes
+    """The most times that a record or person of each client is touched in a round: epochs begun."""
+    sizes = unit_sizes(context.federation, context.local)
     return -(-step_counts(sizes, context.local) // batches_per_epoch(sizes, context.local))
 
 

@@ -18,6 +18,7 @@ from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.clip_rule import ClipRule
 from fedveil.methods.parts.noise_placement import Bounded, Drawn, NoisePlacement
+from fedveil.methods.recipes.sections import Voting
 from fedveil.privacy.sampling import (
     Balanced,
     CappedPoisson,
@@ -130,29 +131,6 @@ class CohortRule:
         if self.scheme is Scheme.BALANCED:
             return Balanced(clients, size, rounds)
         return public_schedule(self.scheme)(clients, size)
-
-
-@dataclass(frozen=True)
-class Voting:
-    """Clients vote on public inputs, and the shared model learns from the votes (AE-DPFL).
-
-    `questions` is how many public inputs are voted on (None: all). The shared model is trained on
-    the winners for `epochs`, in batches of `batch_size`, with this `learning_rate`.
-    """
-
-    questions: int | None = None  # public inputs to label; None: all there are
-    epochs: int = 100
-    batch_size: int = 64
-    learning_rate: float = 0.01
-
-    def __post_init__(self) -> None:
-        plain_numbers(self)
-        for name in ("questions", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"server.{name}: must be at least 1, got {value}")
-        if not self.learning_rate > 0:
-            raise ConfigError(f"server.learning_rate: must be positive, got {self.learning_rate}")
 
 
 @dataclass(frozen=True, repr=False)

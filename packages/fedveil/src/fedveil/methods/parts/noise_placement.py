@@ -139,6 +139,12 @@ class NoiseContext:
     def cohort_size(self) -> int:
         return cohort_size(self.sampling)
 
+    @property
+    def bought(self) -> tuple[Release, ...]:
+        """The releases that bought the data's statistics; everybody contributes to them in full."""
+        bought = self.federation.bought
+        return () if bought is None else bought.releases
+
 
 @dataclass(frozen=True)
 class NoisePlacement(ABC):

@@ -9,12 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedveil.core.arguments import plain_numbers
+from fedveil.core.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class DataSection:
     source: str = "digits"  # a name from `fedveil data list`; not used when `file` is set
     file: str | None = None  # CSV or Parquet; a folder or pattern: a file a client, or pictures
     client_column: str | None = None
+    person_column: str | None = None  # of a person with several rows, at whatever clients
+    records_per_person: int | None = None  # rows of a person that count at most; public
     label: str | None = None
     label_separator: str | None = None  # between the classes of a cell that names any number
     schema: str | None = None  # public statistics of the file's columns
@@ -23,6 +28,8 @@ class DataSection:
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a schema, in place
     bought: str | None = None  # what `columns` cost, as JSON; written by a run for its resumption
     bins: int | None = None  # numbers of a table are cut into about so many bins; None: they stay
+    text_columns: tuple[str, ...] = ()  # free text of a table, a vector each by a public encoder
+    text_encoder: str | None = None  # transformers:FOLDER, FILE.py:function, ...; None: MiniLM
     image_size: tuple[int, ...] = ()  # pictures become this high and wide; a third 1: grey
     task: str | None = None  # classification, regression or multi-label; None: by the label
     partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own
@@ -30,6 +37,7 @@ class DataSection:
     alpha: float | None = None  # concentration of the Dirichlet partition
     examples_per_client: int | None = None
     cap: int | None = None  # most examples a client keeps
+    test_file: str | None = None  # rows to test on, instead of some that are held out
     test_fraction: float | None = None  # None: the source's own test part, or a fifth
     holdout: str | None = None  # within, latest, pooled or clients; None: the source's, or within
     public_fraction: float | None = None  # set aside as public, unlabelled inputs to vote on
@@ -101,7 +109,8 @@ class PrivacySection:
     clip_norm: float | None = None  # None: 1 at first, lower where updates are shorter
     noise: str = "gaussian"  # or laplace, beside a clip in L1
     trust: str | None = None  # central, local or distributed; None: the method's own
-    unit: str | None = None  # record (one row) or client (all its rows); None: the method's own
+    unit: str | None = None  # record (one row), person or client (all rows); None: the method's own
+    sites_per_person: int | None = None  # clients at which a person may be; None: 1
     adjacency: str | None = None  # add-remove, replace or zero-out; None: the proof's own
     public_clients: int | None = None  # declared, not counted: hides that a client is there at all
     colluders: int = 0  # clients that work with the adversary and bring no noise
@@ -130,8 +139,8 @@ class AggregationSection:
     dropout: float = 0.0  # probability with which each device is lost in a round; simulated
     max_dropout: float | None = None  # share of a cohort that may be lost; None: as dropout needs
     min_honest: int | None = None  # honest noise shares in every sum; None: all that must arrive
-    sparse: bool = False  # mask with some neighbours, not with everybody
-    honest_server: bool = False  # on a sparse graph: the server keeps to the protocol
+    sparse: bool = False  # mask with some neighbours, whom an honest server draws
+    honest_server: bool = False  # the server keeps to the protocol, and nobody checks it
 
 
 @dataclass(frozen=True)
@@ -150,13 +159,22 @@ class ServerSection:
 
 
 @dataclass(frozen=True)
-class VotingSection:
-    """How the server of ae-dpfl learns from votes."""
+class Voting:
+    """How the shared model learns from clients' votes on public inputs (ae-dpfl)."""
 
     questions: int | None = None  # public inputs to label; None: all
-    epochs: int = 100
+    epochs: int = 100  # of training on the winners
     batch_size: int = 64
     learning_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        for name in ("questions", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"voting.{name}: must be at least 1, got {value}")
+        if not self.learning_rate > 0:
+            raise ConfigError(f"voting.learning_rate: must be positive, got {self.learning_rate}")
 
 
 @dataclass(frozen=True)
@@ -190,6 +208,6 @@ class Recipe:
     privacy: PrivacySection = field(default_factory=PrivacySection)
     aggregation: AggregationSection = field(default_factory=AggregationSection)
     server: ServerSection = field(default_factory=ServerSection)
-    voting: VotingSection = field(default_factory=VotingSection)
+    voting: Voting = field(default_factory=Voting)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     engine: EngineSection = field(default_factory=EngineSection)

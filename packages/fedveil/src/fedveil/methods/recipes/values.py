@@ -75,7 +75,8 @@ def typed(kind: Any, value: Any, name: str) -> Any:
             return value
         if option is str and name == "data.label" and isinstance(value, list):
             return ",".join(map(str, value))
-        if option is str and name in ("data.label", "data.client_column") and value is not None:
+        columns = ("data.label", "data.client_column", "data.person_column")
+        if option is str and name in columns and value is not None:
             return str(value)
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
             inner = typing.get_args(option)[0]

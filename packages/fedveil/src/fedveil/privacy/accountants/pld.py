@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.privacy.accountants.composition import epsilon_at, self_composed
-from fedveil.privacy.accountants.loss_grid import LARGEST_LOSS
+from fedveil.privacy.accountants.loss_grid import LARGEST_LOSS, epsilon_at, self_composed
 from fedveil.privacy.accountants.steps import Step
 
 LEAST_DELTA_PER_ROUND = 1e-13

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
-from fedveil.privacy.clipping import Array, Clip, as_numpy, clip_rows, like
+from fedveil.privacy.clipping import Array, Clip, as_numpy, clip_rows, like, surely_inside
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.integers import (
     Ahead,
@@ -86,7 +86,7 @@ def snap_rows(rows: Array, granularity: float, clip: Clip) -> Array:
     spread = math.sqrt(limit / 3.0) if clip.order == 2 else math.sqrt(scaled.shape[1] / 12.0)
     room = np.full(len(scaled), float(limit))
     over = np.flatnonzero(sums > limit)
-    for _ in range(2):
+    for _ in range(2 if len(over) else 0):
         room[over] = np.maximum(0.0, room[over] - (sums[over] - limit) - 4.0 * spread)
         factors = room[over] / max(1, limit)
         factors = factors if clip.order == 1 else np.sqrt(factors)
@@ -181,9 +181,14 @@ def _scaled(rows: Array, granularity: float, clip: Clip) -> Floating:
         raise ConfigError(
             f"granularity: need at least {finest:.3g} for this clip, got {granularity}"
         )
-    clipped = as_numpy("rows", clip_rows(rows, clip).values, 2, False)
+    # Most rows were clipped before, and a row within the bound stays as it is.
+    clipped = rows if surely_inside(rows, clip) else clip_rows(rows, clip).values
+    values, power = as_numpy("rows", clipped, 2, False), 1 - math.frexp(granularity)[1]
     # What underflows here is far below half a grid unit, and stays there.
-    return np.ldexp(clipped, 1 - math.frexp(granularity)[1])
+    if abs(power) >= 126:
+        return np.ldexp(values, power)
+    scaled: Floating = values * values.dtype.type(2.0**power)  # as exact, and quicker
+    return scaled
 
 
 def _round_up_if(scaled: Floating, uniforms: npt.NDArray[np.float64]) -> Floating:

@@ -36,15 +36,6 @@ def discrete_gaussian(stream: Stream, count: int, std: float) -> Integers:
     return _draw(Bell, "std", False, stream, count, std)
 
 
-def discrete_laplace(stream: Stream, count: int, scale: float) -> Integers:
-    """`count` independent draws with P(k) proportional to exp(-|k| / scale).
-
-    Adding one to each coordinate of an integer vector of L1 sensitivity D is purely
-    (D / scale)-differentially private.
-    """
-    return _draw(Tent, "scale", False, stream, count, scale)
-
-
 def rounded_gaussian(stream: Stream, count: int, std: float) -> Integers:
     """`count` independent draws of round(X), X normal.
 

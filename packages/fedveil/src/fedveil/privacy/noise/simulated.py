@@ -25,13 +25,13 @@ _HALF_BLOCK = 1 << 15
 _MASK = np.int32(0x7FFFFFFF)
 
 
-def gaussian(stream: Stream, count: int, std: float = 1.0, *, out: Floats | None = None) -> Floats:
-    """`count` float32 Gaussians with standard deviation `std` (Box-Muller).
+def gaussian(stream: Stream, count: int, std: float = 1.0) -> Floats:
+    """Draw `count` float32 Gaussians with standard deviation `std` (Box-Muller).
 
-    A uniform of 31 bits puts the farthest reachable value at 6.66 std. `out` is filled if given.
+    A uniform of 31 bits puts the farthest reachable value at 6.66 std.
     """
     _require_scale("std", std)
-    out = _target(out, count)
+    out = np.empty(count, dtype=np.float32)
     half = max(1, min(_HALF_BLOCK, (count + 1) // 2))
     bits = np.empty(2 * half, dtype=np.int32)
     radius = np.empty(half, dtype=np.float32)
@@ -82,13 +82,13 @@ def gaussian_rows(streams: Sequence[Stream], count: int, std: float = 1.0) -> Fl
     return out
 
 
-def laplace(stream: Stream, count: int, scale: float = 1.0, *, out: Floats | None = None) -> Floats:
-    """`count` float32 Laplace variables (density exp(-|x|/scale) / (2 scale)), at most 22.2 scales.
+def laplace(stream: Stream, count: int, scale: float = 1.0) -> Floats:
+    """Draw `count` float32 Laplace variables of density exp(-|x|/scale) / (2 scale).
 
-    `out` is filled if given.
+    None is farther from zero than 22.2 scales.
     """
     _require_scale("scale", scale)
-    out = _target(out, count)
+    out = np.empty(count, dtype=np.float32)
     bits = np.empty(min(count, 2 * _HALF_BLOCK), dtype=np.int32)
     sign = np.empty(len(bits), dtype=np.float32)
     for start in range(0, count, max(1, len(bits))):
@@ -114,11 +114,3 @@ def _log_uniform(bits: npt.NDArray[np.int32], out: Floats) -> None:
 def _require_scale(name: str, value: float) -> None:
     if not 0.0 <= value < math.inf:
         raise ConfigError(f"{name}: need a finite number >= 0, got {value}")
-
-
-def _target(out: Floats | None, count: int) -> Floats:
-    if out is None:
-        return np.empty(count, dtype=np.float32)
-    if out.shape != (count,) or out.dtype != np.float32:
-        raise ConfigError(f"out: need float32 of shape ({count},), got {out.dtype} {out.shape}")
-    return out

@@ -29,9 +29,9 @@ class Aggregation:
     and before its vector arrives. Of a cohort, `max_dropout` may be lost; by default as many as
     `dropout` exceeds with probability 2^-20 at most, or half of them in small cohorts. `min_honest`
     honest noise shares must be in every released sum; by default all that dropouts and colluders
-    leave. With `sparse`, devices mask with some neighbours instead of everybody; a server that lies
-    about who survived can then single out smaller groups, and their noise is what counts unless
-    `honest_server` rules such lies out.
+    leave. `honest_server` declares that the server follows the protocol, so that nobody need check
+    whom it calls lost. With `sparse`, devices of large cohorts then mask with some neighbours, whom
+    that server draws, instead of with everybody.
     """
 
     secure: SecureMode | None = None
@@ -54,9 +54,10 @@ class Aggregation:
             raise ConfigError(
                 "aggregation.secure: 'none' leaves the section's other keys no meaning"
             )
-        if self.honest_server and not self.sparse:
+        if self.sparse and not self.honest_server:
             raise ConfigError(
-                "aggregation.honest_server: only a sparse graph needs it; set aggregation.sparse"
+                "aggregation.sparse: only a server that is trusted to follow the protocol may draw "
+                "a sparse graph. Set aggregation.honest_server, or leave sparse out."
             )
 
     @property
@@ -102,18 +103,8 @@ class Aggregation:
             purposes=(UPDATE, COUNT),
             limits=Limits(members=cohort, degree=cohort),
         )
-        counted = params.counted(cohort)
-        if counted < 2:
-            raise ConfigError(
-                f"aggregation.sparse: on the sparse graph of {cohort} clients with {colluders} "
-                "colluders a lying server can single out one client; leave it out"
-            )
-        # Devices hold the server to the number that the noise is calibrated for.
-        params = replace(params, honest_shares=counted)
-        if honest_shares is not None:
-            counted = min(counted, honest_shares)
-        mode = self.secure or SecureMode.IDEAL
-        return SecureSums(mode, params, cohort, counted, self.dropout)
+        counted = least if honest_shares is None else min(least, honest_shares)
+        return SecureSums(self.secure or SecureMode.IDEAL, params, cohort, counted, self.dropout)
 
 
 @dataclass(frozen=True)

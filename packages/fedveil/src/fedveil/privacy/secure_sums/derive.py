@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from hashlib import blake2b
 
-PROTOCOL = b"fedveil.secagg.v4."
+PROTOCOL = b"fedveil.secagg.v5."
 ID_BYTES = 8
 KEY_BYTES = 32
 TAG_BYTES = 16

@@ -21,14 +21,6 @@ class ForeignKey(Forged):
     """A key that is not bound to an admitted identity, or an older key brought back."""
 
 
-class Doubted(Forged):
-    """Tags of these devices do not hold; their signed statements would."""
-
-    def __init__(self, message: str, devices: tuple[int, ...]) -> None:
-        super().__init__(message)
-        self.devices = devices
-
-
 class OutOfTurn(SecureAggregationError):
     """A valid message at the wrong time: repeated, late, too early, or of another round."""
 

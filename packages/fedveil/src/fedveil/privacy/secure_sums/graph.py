@@ -1,8 +1,7 @@
 """Who holds whose shares and who masks with whom: a circulant graph over a random order.
 
 The order sorts the members' places by words of a keystream. The seed of a sparse graph is drawn by
-devices (`draw.py`), or by a server that the terms trust, once everything else about the round is
-fixed; in a complete graph the order means nothing, and the seed is that of no draw.
+a server that the terms trust; in a complete graph the order means nothing, and there is no seed.
 """
 
 from __future__ import annotations

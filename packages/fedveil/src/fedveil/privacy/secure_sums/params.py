@@ -20,14 +20,12 @@ class Limits:
     """What a round may cost a device.
 
     `round_step`: how far a round's number may lie above the last one that the device answered.
-    `draws`: how often a device helps to draw the graph of one round and purpose.
     """
 
     members: int = MAX_COHORT
     degree: int = 1 << 10
     dimension: int = MAX_DIMENSION
     round_step: int = 1 << 14
-    draws: int = 8
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -52,12 +50,11 @@ class SecAggParams:
     `colluders`: corrupted devices of the whole population. The server picks the cohorts, so all of
         them may be in one.
     `max_dropout`: fraction of the cohort that may vanish and still leave an exact sum.
-    The failures are probabilities over the random graph: `security_failure` that a sparse graph
-    shows more than the sum, `recovery_failure` that it cannot recover one.
-    `honest_shares`: honest devices in the smallest sum that anybody can learn, which is what noise
-        is calibrated for; by default what the sparsest graph of these terms gives.
-    `honest_server`: the server is trusted to follow the protocol: it draws the graph at random and
-        tells the truth about who shared and survived. Nobody confirms it, and masks are fewer.
+    `honest_server`: the server is trusted to follow the protocol: it tells the truth about who
+        shared and survived, and nobody confirms it.
+    `sparse`: that server may also draw a sparse graph, at random. The failures are probabilities
+        over it: `security_failure` that it shows more than the sum, `recovery_failure` that it
+        cannot recover one.
     `purposes`: all that one round number may be used for.
     """
 
@@ -68,7 +65,6 @@ class SecAggParams:
     security_failure: float = 2.0**-64
     recovery_failure: float = 2.0**-20
     sparse: bool = False
-    honest_shares: int | None = None
     honest_server: bool = False
     purposes: tuple[str, ...] = ("update",)
     limits: Limits = Limits()
@@ -88,10 +84,8 @@ class SecAggParams:
             value = getattr(self, name)
             if not 0 < value < 1:
                 raise ConfigError(f"{name} = {value}: need a probability in (0, 1)")
-        if self.honest_shares is not None and not 2 <= self.honest_shares <= self.min_honest:
-            raise ConfigError(
-                f"honest_shares = {self.honest_shares}: need 2 to min_honest = {self.min_honest}"
-            )
+        if self.sparse and not self.honest_server:
+            raise ConfigError("sparse: a sparse graph needs a server that is trusted to draw it")
         names = self.purposes
         if not names or len(set(names)) < len(names) or len(names) > 16:
             raise ConfigError(f"purposes = {names}: need 1 to 16 different names")
@@ -116,22 +110,6 @@ class SecAggParams:
         """Uploads without which neither the noise nor the graph is what was assumed."""
         return max(self.min_survivors, cohort - self.losses(cohort))
 
-    def liars(self, cohort: int) -> int:
-        """Neighbours that may lie about an honest device: those that collude, one in any case."""
-        return max(1, self.topology(cohort).colluding_neighbours)
-
-    def group(self, found: Topology) -> int:
-        """Honest devices in the smallest sum that anybody can learn on such a graph."""
-        if self.honest_server:
-            return self.min_honest
-        return found.smallest_group(self.min_honest)
-
-    def counted(self, cohort: int) -> int:
-        """Noise shares that the guarantee counts on."""
-        if self.honest_shares is not None:
-            return self.honest_shares
-        return self.group(self.topology(cohort))
-
     def topology(self, cohort: int) -> Topology:
         """The graph that meets these terms, the sparsest one if they allow it."""
         if cohort > self.limits.members:
@@ -149,24 +127,29 @@ class SecAggParams:
             security_failure=self.security_failure,
             recovery_failure=self.recovery_failure,
             sparse=self.sparse,
-            large_groups=not self.honest_server,
         )
         if found.degree > self.limits.degree:
             raise ConfigError(
                 f"cohort = {cohort}: {found.degree} neighbours a device, the limit is "
-                f"{self.limits.degree}; take smaller cohorts, a sparse graph or higher limits"
+                f"{self.limits.degree}; take smaller cohorts or higher limits"
             )
         return found
-
-    def drawers(self, cohort: int, degree: int) -> int:
-        """How many devices must draw the graph: one at least is no colluder."""
-        return 0 if self.honest_server or degree == cohort - 1 else self.colluders + 1
 
     def check(
         self, cohort: int, degree: int, threshold: int, min_survivors: int, masks: int | None = None
     ) -> None:
-        """Raise `RuleBroken` if a proposed round falls short of these terms."""
-        masks = degree if masks is None else masks
+        """Hold a proposed round to these terms.
+
+        Args:
+            cohort: Devices in the round.
+            degree: Neighbours of each device.
+            threshold: Shares that recover a secret.
+            min_survivors: Survivors without which the server would release nothing.
+            masks: Neighbours with whom a device masks; None means all.
+
+        Raises:
+            RuleBroken: The round falls short of the terms.
+        """
         if cohort < max(2, self.min_survivors):
             raise RuleBroken(
                 f"cohort of {cohort} is below min_honest + colluders = {self.min_survivors}"
@@ -175,16 +158,11 @@ class SecAggParams:
             raise RuleBroken(
                 f"a sum of {min_survivors} survivors would be released, need {self.min_survivors}"
             )
-        if not topology.possible_degree(cohort, degree) or not 1 <= threshold <= degree:
-            raise RuleBroken(f"no graph of {cohort} has degree {degree}, threshold {threshold}")
-        if masks != degree and (not self.honest_server or masks % 2 or not 2 <= masks < degree):
-            raise RuleBroken(f"{masks} masks at degree {degree}: these terms ask for all of them")
-        if not self.sparse and degree != cohort - 1:
+        if degree != cohort - 1 and not self.sparse:
             raise RuleBroken(f"graph of degree {degree} is too sparse: these terms ask for all")
         chances = (self.colluders, self.losses(cohort), self.security_failure)
         try:
             found = topology.assess(cohort, degree, threshold, *chances, masks)
-            counted = self.counted(cohort)
         except ConfigError as error:
             raise RuleBroken(str(error)) from None
         for name in ("security_failure", "recovery_failure"):
@@ -194,11 +172,6 @@ class SecAggParams:
                     f"graph of degree {degree} with threshold {threshold} is too sparse: "
                     f"{name} {chance:.1e} > {most:.1e}"
                 )
-        if self.group(found) < counted:
-            raise RuleBroken(
-                f"graph of degree {degree} with threshold {threshold} is too sparse: a lying "
-                f"server learns sums of {self.group(found)}, noise counts on {counted}"
-            )
 
 
 @lru_cache(maxsize=64)

@@ -1,28 +1,24 @@
-"""How many neighbours, how many shares: the numbers that make a sparse graph safe.
+"""How many neighbours, how many shares: the numbers of a round's graph.
 
-Devices stand on a circle in an order drawn at random (`graph.py`), each joined to the degree/2
-nearest on either side, so a device's neighbours are a uniform set of `degree` others. Shamir
-threshold t. With C colluding and D lost devices, both fixed independently of that order:
+Everybody is joined to everybody, unless the terms trust the server to follow the protocol and to
+draw a sparse graph. Then devices stand on a circle in an order drawn at random (`graph.py`), each
+joined to the degree/2 nearest on either side, so a device's neighbours are a uniform set of
+`degree` others. Shamir threshold t. With C colluding and D lost devices, both fixed independently
+of that order:
 
 * *few colluders next to anybody*: nobody has more than c colluding neighbours. Fails with
   probability at most cohort * P[Hypergeometric(cohort - 1, C, degree) > c].
-* *two-faced server*: it must not gather t shares of both kinds about one device by telling its
-  neighbours different things. Honest neighbours give one kind, colluding ones both, so
-  2t > degree + c suffices.
-* *large groups*: such a server can still learn the sums of groups of devices. Each member of a
-  group has s = t - c neighbours in it. If that is more than degree/2, a group goes all around the
-  circle and holds at least
-  (s + 1) * floor((cohort + degree/2 - 1) / (1.5 degree)) devices; otherwise s + 1.
+* *both kinds of shares*: nobody may gather t shares of both secrets of one device. Honest
+  neighbours give one kind, colluding ones both, so 2t > degree + c suffices.
 * *connected*: the honest survivors must form one connected graph of masks, else the sums of the
   pieces show. If everybody masks with the m/2 nearest on either side, falling apart takes two
   disjoint arcs of m/2 positions without an honest survivor: probability at most
-  cohort^2/2 * prod_{i < m} (C + D - i)/(cohort - i). A server that does not lie needs no more masks
-  than that; against one that does, everybody masks with all neighbours.
+  cohort^2/2 * prod_{i < m} (C + D - i)/(cohort - i).
 * *recovery*: every device needs t neighbours that answer to the end: fails with probability at
   most cohort * P[Hypergeometric(cohort - 1, D, degree) > degree - t]. A failed recovery costs a
   round, not privacy.
 
-In the complete graph nothing is random and all three are conditions that hold or do not.
+In the complete graph nothing is random, and each of these holds or does not.
 """
 
 from __future__ import annotations
@@ -50,27 +46,12 @@ class Topology:
     degree: int
     masks: int  # neighbours, the nearest, with whom a device masks
     threshold: int  # shares that recover a secret
-    colluding_neighbours: int  # nobody has more, unless the graph fails
     security_failure: float  # probability, over the graph, that more than the sum may show
     recovery_failure: float  # probability, over the graph, that the sum cannot be recovered
 
     @property
     def complete(self) -> bool:
         return self.degree == self.cohort - 1
-
-    def smallest_group(self, min_honest: int) -> int:
-        """Honest devices in the smallest sum a server could learn by lying."""
-        if self.complete:
-            return min_honest
-        inside = self.threshold - self.colluding_neighbours
-        return max(0, min(min_honest, smallest_closed_set(self.cohort, self.degree, inside)))
-
-
-def smallest_closed_set(cohort: int, degree: int, inside: int) -> int:
-    """A bound below the size of any set in which everybody has `inside` neighbours (Theorem 2)."""
-    if 2 * inside <= degree:
-        return inside + 1
-    return (inside + 1) * max(1, (2 * cohort + degree - 2) // (3 * degree))
 
 
 @lru_cache(maxsize=256)
@@ -83,9 +64,22 @@ def assess(
     security_failure: float = 2.0**-64,
     masks: int | None = None,
 ) -> Topology:
-    """The failures of a given degree and threshold, if `security_failure` may go wrong at most.
+    """Compute what can go wrong with a given degree and threshold.
 
-    `masks`: with how many neighbours a device masks; by default with all.
+    Args:
+        cohort: Devices in the round.
+        degree: Neighbours of each device, who hold its shares.
+        threshold: Shares that recover a secret.
+        colluders: Devices that work with the server.
+        losses: Devices that may vanish.
+        security_failure: How probable a graph may be that shows more than the sum.
+        masks: Neighbours with whom a device masks; None means all.
+
+    Returns:
+        The graph with the probabilities of its failures.
+
+    Raises:
+        ConfigError: No such graph exists.
     """
     masks = degree if masks is None else masks
     if not possible_degree(cohort, degree) or not 1 <= threshold <= degree:
@@ -97,7 +91,7 @@ def assess(
         raise ConfigError(f"masks = {masks}: need an even number up to the degree {degree}")
     if degree == cohort - 1:
         failures = (float(2 * threshold <= degree + colluders), float(threshold > degree - losses))
-        return Topology(cohort, degree, degree, threshold, colluders, *failures)
+        return Topology(cohort, degree, degree, threshold, *failures)
     tolerated = 2 * threshold - degree - 1  # by the threshold
     expected = _colluding_neighbours(cohort, degree, colluders, security_failure)
     near = tolerated if expected is None else min(tolerated, expected)
@@ -105,7 +99,7 @@ def assess(
     falls_apart = _two_arcs(cohort, masks, colluders + losses)
     stuck = cohort * _tail(cohort - 1, losses, degree, degree - threshold)
     failure = min(1.0, crowded + falls_apart)
-    return Topology(cohort, degree, masks, threshold, max(0, near), failure, min(1.0, stuck))
+    return Topology(cohort, degree, masks, threshold, failure, min(1.0, stuck))
 
 
 def possible_degree(cohort: int, degree: int) -> bool:
@@ -122,13 +116,22 @@ def choose(
     security_failure: float,
     recovery_failure: float,
     sparse: bool = True,
-    large_groups: bool = False,
 ) -> Topology:
-    """The smallest degree whose failures stay below the given probabilities, else complete.
+    """Choose the smallest degree, and then the fewest masks, that keep both failures small.
 
-    Cohorts of up to `SMALL_COHORT` devices always get the complete graph. `large_groups` asks for a
-    threshold that makes groups go around the circle; without it, the server is one that does not
-    lie, and masks may be fewer.
+    Args:
+        cohort: Devices in the round; up to `SMALL_COHORT` of them always get the complete graph.
+        colluders: Devices that work with the server.
+        losses: Devices that may vanish.
+        security_failure: How probable a graph may be that shows more than the sum.
+        recovery_failure: How probable a graph may be that cannot recover the sum.
+        sparse: Whether a graph that is not complete may be taken.
+
+    Returns:
+        The graph: the complete one where no sparse one is good enough.
+
+    Raises:
+        ConfigError: Not even the complete graph survives these losses.
     """
     if cohort < 2:
         raise ConfigError(
@@ -136,16 +139,10 @@ def choose(
         )
     for degree in _sparse_degrees(cohort) if sparse else ():
         near = _colluding_neighbours(cohort, degree, colluders, security_failure)
-        if near is None:
+        if near is None or (threshold := (degree + near) // 2 + 1) > degree:
             continue
-        extra = 2 * near if large_groups else near
-        threshold = (degree + extra) // 2 + 1
-        if threshold > degree:
-            continue
-        chances = (colluders, losses, security_failure)
-        fewest = degree if large_groups else _sparse_degrees(cohort).start
-        for masks in range(min(fewest, degree), degree + 1, 2):
-            found = assess(cohort, degree, threshold, *chances, masks)
+        for masks in range(_sparse_degrees(cohort).start, degree + 1, 2):
+            found = assess(cohort, degree, threshold, colluders, losses, security_failure, masks)
             if found.recovery_failure > recovery_failure:
                 break
             if found.security_failure <= security_failure:

@@ -46,6 +46,11 @@ def client_sizes(federation: Federation, cohort: Ints) -> Ints:
     return federation.offsets[cohort + 1] - federation.offsets[cohort]
 
 
+def unit_sizes(federation: Federation, rule: LocalTraining) -> Ints:
+    """Count what the batches of each client are drawn from, `[clients]`: examples, or persons."""
+    return federation.persons.sizes if rule.per_person else federation.sizes
+
+
 def batches_per_epoch(sizes: Ints, rule: LocalTraining) -> Ints:
     """How many batches one pass over each client's records makes, `[clients]`."""
     if rule.batch_rate is not None:

@@ -98,11 +98,16 @@ class GradientClip:
 
     Per example, the sum of clipped gradients is divided by the fixed batch size, also for a last
     partial batch, so that one record moves the result by at most `2 * norm / batch_size`.
+
+    With `sites_per_person`, the examples are persons: the mean of the gradients of a person's
+    records is clipped once, batches are drawn from persons, and the batch size counts them. A
+    person's records beyond its first `sites_per_person` clients contribute nothing.
     """
 
     norm: float
     order: int = 2  # 1 or 2
     per_example: bool = False
+    sites_per_person: int | None = None
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -111,6 +116,16 @@ class GradientClip:
             raise ConfigError(f"gradient clip: norm must be positive and finite, got {self.norm}")
         if self.order not in (1, 2):
             raise ConfigError(f"gradient clip: order must be 1 or 2, got {self.order}")
+        if self.sites_per_person is not None:
+            if whole("sites_per_person", self.sites_per_person) < 1:
+                raise ConfigError(
+                    f"sites_per_person: must be at least 1, got {self.sites_per_person}"
+                )
+            if not self.per_example or self.order != 2:
+                raise ConfigError(
+                    "sites_per_person: persons' gradients are clipped one by one, in L2. Set "
+                    "per_example and leave order out."
+                )
 
 
 class LocalStep:
@@ -251,6 +266,11 @@ class LocalTraining:
     def per_example(self) -> bool:
         """Whether the gradients of single examples are clipped."""
         return self.gradient_clip is not None and self.gradient_clip.per_example
+
+    @property
+    def per_person(self) -> bool:
+        """Whether the mean gradients of persons are clipped, in the place of single examples'."""
+        return self.gradient_clip is not None and self.gradient_clip.sites_per_person is not None
 
     @property
     def plain(self) -> bool:

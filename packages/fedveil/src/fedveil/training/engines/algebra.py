@@ -1,4 +1,4 @@
-"""Engines for stacks of affine layers: each client goes the way that takes the fewest operations.
+"""The engine for stacks of affine layers: each client goes the way of the fewest operations.
 
 A way follows from a client's own size, in protected runs and in simulations alike.
 """
@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fedveil.training.engines.affine import Affine, Stack
+from fedveil.training.engines.affine import Stack
 from fedveil.training.engines.batched import RowEngine
 from fedveil.training.engines.contract import Cohort, GroupedEngine, Job, Train
 from fedveil.training.engines.dual import DualClients, costs, dual_applies
@@ -21,21 +20,24 @@ Mask = npt.NDArray[np.bool_]
 
 
 class AlgebraEngine(GroupedEngine):
-    """Linear and softmax regression: by moments, through the dual, or as rows of weights.
+    """Trains clients by their moments, through the dual, or as rows of weights.
+
+    Moments stand for the data of linear models alone. Of a network, the first layer goes through
+    the dual: where inputs are wide and clients have few examples, most weights are there, and a
+    step through the dual neither reads nor writes them.
 
     Args:
-        job: A job whose model is one affine layer.
-        stack: That layer.
+        name: The engine's name: "algebra" for linear models, "mlp" for networks.
+        job: A job whose model is a stack of affine layers.
+        stack: These layers.
         rows: Trains the clients that neither the moments nor the dual make faster.
     """
 
-    name = "algebra"
-
-    def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
-        self.job, self._rows = job, rows
-        (self._layer,) = stack
+    def __init__(self, name: str, job: Job, stack: Stack, rows: RowEngine) -> None:
+        self.name, self.job, self._first, self._rows = name, job, stack[0], rows
         self.dual = DualClients(job, stack, rows) if dual_applies(job, stack) else None
-        self.moments = MomentClients(job, self._layer) if moments_apply(job) else None
+        linear = name == "algebra" and moments_apply(job)
+        self.moments = MomentClients(job, self._first) if linear else None
         self._ways: dict[int, Train] = {}  # by the size of clients
 
     def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
@@ -65,7 +67,7 @@ class AlgebraEngine(GroupedEngine):
     def divide(self, sizes: Cohort) -> tuple[Mask, Mask]:
         """Return which clients are cheapest by moments, and which through the dual."""
         rule = self.job.rule
-        by_rows, by_dual = costs(rule, self._layer, sizes)
+        by_rows, by_dual = costs(rule, self._first, sizes)
         dual = (by_dual < by_rows) & (self.dual is not None)
         if self.moments is None:
             return np.zeros(len(sizes), dtype=np.bool_), dual
@@ -73,44 +75,3 @@ class AlgebraEngine(GroupedEngine):
         if rule.batch_size is not None:
             moments &= sizes <= rule.batch_size
         return moments, dual & ~moments
-
-
-class MlpEngine(GroupedEngine):
-    """Fully connected networks by plain SGD: the first layer as weights, or through the dual.
-
-    Where inputs are wide and clients have few examples, most of a network's weights are in its
-    first layer, and a step through the dual neither reads nor writes them.
-
-    Args:
-        job: A job whose model is a stack of affine layers.
-        stack: These layers.
-        rows: Trains the clients that the dual does not make faster.
-    """
-
-    name = "mlp"
-
-    def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
-        self.job, self._stack, self._rows = job, stack, rows
-        self._dual = DualClients(job, stack, rows)
-
-    @property
-    def device(self) -> torch.device:
-        return self._rows.device
-
-    def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
-        by_rows, by_dual = costs(self.job.rule, self._stack[0], sizes)
-        for group, way in ((by_dual < by_rows, self._dual), (by_dual >= by_rows, self._rows)):
-            places = np.flatnonzero(group)
-            if len(places):
-                yield places, way.train
-
-
-def one_layer(stack: Stack | str) -> Affine | str:
-    """Return the only layer of a linear model, or one sentence on why it is none."""
-    if isinstance(stack, str):
-        return stack
-    if len(stack) > 1:
-        return f"it has {len(stack)} layers"
-    if stack[0].activation != "none":
-        return f"its output goes through {stack[0].activation}"
-    return stack[0]

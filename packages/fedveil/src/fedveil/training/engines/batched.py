@@ -5,7 +5,7 @@ They differ in how they compute gradients and in how many clients go into a chun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from fedveil.core.randomness import Stream
-from fedveil.training.client.batches import client_sizes, draw_batches, step_counts
+from fedveil.training.client.batches import (
+    client_sizes,
+    draw_batches,
+    step_counts,
+    unit_sizes,
+)
 from fedveil.training.client.local_training import LocalStep, LocalTraining
 from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.contract import (
@@ -26,7 +31,7 @@ from fedveil.training.engines.contract import (
     Train,
 )
 from fedveil.training.engines.local_sgd import Gradients, local_updates
-from fedveil.training.engines.records import Records
+from fedveil.training.engines.records import PersonRecords, Records
 from fedveil.training.models.structure import drawing_from
 from fedveil.training.models.tensors import as_tensor
 
@@ -56,17 +61,17 @@ class RowEngine(GroupedEngine):
         """Train the clients at these positions of the cohort, chunk by chunk."""
         job, number, start = task.job, task.round_number, task.weights.to(self.device)
         values = job.federation.train.inputs[:1].size
-        if job.isolated:
+        chunks: Iterable[Cohort]
+        if job.rule.per_person:
+            chunks = np.arange(len(places))[:, None]
+        elif job.isolated:
             chunks = isolated_chunks(task.sizes[places], values, job.layout.size, job.rule)
         else:
             chunks = chunks_of(task.sizes[places], values, self.chunk, job.rule)
         for chunk in chunks:
             where = places[chunk]
-            clients, held = task.clients[where], task.sizes[where]
-            batches = draw_batches(clients, held, job.rule, number, job.randomness)
-            records = Records(
-                job.federation, clients, held, batches, self.device, autograd=self.draws
-            )
+            records = self._records(task, where)
+            clients = task.clients[where]
             rates = job.rule.learning_rate.of_round(number, records.most_steps)
             streams = noise_streams(job, clients, number)
             local_step = _Corrections.of(task, where, start)
@@ -77,10 +82,21 @@ class RowEngine(GroupedEngine):
                 if local_step is not None:
                     local_step.keep(updates, records.steps, rates)
                 gradient = None
-                if job.pipeline.sparsity:
+                if job.pipeline.sparsity and isinstance(records, Records):
                     everything = records.everything()
                     gradient = self.gradients(start + updates, everything, None, 0.0)[0].cpu()
             yield task.block(where, updates.cpu(), losses, gradient)
+
+    def _records(self, task: CohortTask, where: Cohort) -> Records | PersonRecords:
+        """Draw the batches of some clients; where persons are protected, of one client."""
+        job, clients, held = task.job, task.clients[where], task.sizes[where]
+        if job.rule.per_person:
+            held = unit_sizes(job.federation, job.rule)[clients]
+        batches = draw_batches(clients, held, job.rule, task.round_number, job.randomness)
+        if job.rule.per_person:
+            client = int(clients[0])
+            return PersonRecords(job.federation, client, batches, self.device, autograd=self.draws)
+        return Records(job.federation, clients, held, batches, self.device, autograd=self.draws)
 
     @contextmanager
     def _module_randomness(self, client: int, round_number: int) -> Iterator[None]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Task
 from fedveil.training.engines.affine import Stack, affine_stack
-from fedveil.training.engines.algebra import AlgebraEngine, MlpEngine, one_layer
+from fedveil.training.engines.algebra import AlgebraEngine
 from fedveil.training.engines.batched import CPU, RowEngine
 from fedveil.training.engines.contract import Engine, Job, Threaded
 from fedveil.training.engines.cost import Prediction, Workload, cores, predict
 from fedveil.training.engines.distributed_env import under_torchrun, why_not_elsewhere
-from fedveil.training.engines.dual import costs, dual_applies
+from fedveil.training.engines.dual import dual_applies
 from fedveil.training.engines.example_gradients import ExampleWay, example_way
 from fedveil.training.engines.gradients import AutogradGradients, VmapGradients, why_not_vmap
 from fedveil.training.engines.isolated import OneByOne, SideBySide
@@ -54,6 +53,8 @@ class Choice:
 def supports(job: Job, name: str, device: torch.device = CPU) -> str | None:
     """Why the engine of this name cannot run the job, in one clause; None if it can."""
     if name not in ENGINES:
+        if job.rule.per_person:
+            return "it clips single records, and persons are protected"
         return OUTSIDE.find(name, "engine.name", ENGINES).why_not(job, device)
     if name == "algebra":
         return _why_not_algebra(job, device)
@@ -94,7 +95,7 @@ def choose(
         return Choice(inner.name, inner.reason)
     predicted = None
     if workload is not None:
-        predicted = predict(job, workload).times(_share_left(job, device, inner.name))
+        predicted = predict(job, workload)
     alone = inner.name == "algebra" or device.type != "cpu"
     count, why = _processes(job, name, processes, None if alone else predicted, device)
     quick = predicted is not None and _one_thread(inner.name, predicted)
@@ -231,7 +232,8 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
     stack = _stack(job) if name in ("algebra", "mlp") else ""
     if not job.isolated:
         return _together(job, name, chunk, device, stack)
-    together = job.rule.batch_rate is None  # secret batches go in pieces, client by client
+    # Secret batches, and persons, go in pieces, client by client.
+    together = job.rule.batch_rate is None and not job.rule.per_person
     if not isinstance(stack, str) and device.type == "cpu" and together:
         return SideBySide(_together(job, name, chunk, device, stack))
     # What fails in `vmap` by its nature must not count as zero, example by example.
@@ -268,30 +270,17 @@ def _together(
     kind = ApartGradients if job.isolated else MlpGradients
     by_hand = in_pieces(job, kind(stack, job.federation.task), autograd=False)
     rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
-    if name == "algebra":
-        return AlgebraEngine(job, stack, rows)
-    if device.type == "cpu" and dual_applies(job, stack):
-        return MlpEngine(job, stack, rows)
+    if device.type == "cpu" and (name == "algebra" or dual_applies(job, stack)):
+        return AlgebraEngine(name, job, stack, rows)
     return rows
-
-
-def _share_left(job: Job, device: torch.device, inner: str) -> float:
-    """The share of a network's arithmetic that is left where its first layer goes through the
-    dual."""
-    stack = _stack(job) if inner == "mlp" and device.type == "cpu" else ""
-    if isinstance(stack, str) or not dual_applies(job, stack):
-        return 1.0
-    by_rows, by_dual = costs(job.rule, stack[0], job.federation.sizes)
-    first, *others = (layer.inputs * layer.outputs for layer in stack)
-    left = float(np.minimum(by_rows, by_dual).sum() / max(1, by_rows.sum()))
-    return (left * first + sum(others)) / (first + sum(others))
 
 
 def _why_not_algebra(job: Job, device: torch.device) -> str | None:
     stack = _stack(job)
-    layer = one_layer(stack)
-    if isinstance(layer, str) or isinstance(stack, str):
-        return f"the model is not one affine layer: {layer}"
+    if isinstance(stack, str):
+        return f"the model is not one affine layer: {stack}"
+    if len(stack) > 1 or stack[0].activation != "none":
+        return f"the model has {len(stack)} layers, or an activation after the last one"
     if device.type != "cpu":
         return "algebra runs on the CPU"
     if job.federation.task is Task.MULTI_LABEL:

@@ -61,6 +61,9 @@ class Job:
         readable = with_readable(self.module, federation, federation.train)
         if readable is not federation.train:
             federation = replace(federation, train=readable, verified=True)
+        clip = self.rule.gradient_clip
+        if clip is not None and clip.sites_per_person is not None:
+            federation = federation.at_sites(clip.sites_per_person)
         if not self.rule.per_example:
             federation = without_unusable(federation)
         settle(self, federation=federation)

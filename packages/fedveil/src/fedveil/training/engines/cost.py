@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.training.client.batches import step_counts
+from fedveil.training.client.batches import step_counts, unit_sizes
 from fedveil.training.engines.contract import Job
 from fedveil.training.models.tensors import as_tensor
 
@@ -35,10 +35,6 @@ class Prediction:
     step_seconds: float
     rounds: int
 
-    def times(self, share: float) -> Prediction:
-        """The same for a share of the arithmetic."""
-        return Prediction(self.seconds * share, self.step_seconds * share, self.rounds)
-
     def saved(self, processes: int) -> float:
         """Seconds that a run gains from this many processes, their start-up taken off."""
         return self.rounds * self.seconds * (1 - 1 / processes) - _START
@@ -46,11 +42,11 @@ class Prediction:
 
 def predict(job: Job, workload: Workload) -> Prediction:
     """How long rounds take, from the model's arithmetic alone."""
-    sizes = job.federation.sizes
+    sizes = unit_sizes(job.federation, job.rule)
     batch = sizes if job.rule.batch_size is None else np.minimum(sizes, job.rule.batch_size)
     steps = step_counts(sizes, job.rule)
     # The backward pass takes about twice the forward pass.
-    record = 3 * operations(job) / _RATE
+    record = 3 * operations(job) / _RATE * len(job.federation.train) / max(1, int(sizes.sum()))
     client = float((steps * batch).mean()) * record
     if job.isolated:
         client += float(steps.mean()) * _ALONE

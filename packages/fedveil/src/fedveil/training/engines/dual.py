@@ -6,9 +6,8 @@ the client's own inputs X (with a column of ones if there is a bias):
     w - w0 = A'X + r w0         A [examples, outputs], r a number (weight decay alone moves it)
 
 so a client is trained on A, with the Gram matrix K = XX' in the place of the data
-(`dual_kernel`). The norm of an update is tr(A'KA) + 2 r <A, Xw0> + r^2 |w0|^2, and the sum of all
-clipped updates is one matrix product. Exact up to rounding; where rounding must not matter, on the
-grid of a protected run, the updates are written out and clipped there.
+(`dual_kernel`), and the update is written out at the end. The norm of a vector, where a rule asks
+for it on the way, is tr(A'KA) + 2 r <A, Xw0> + r^2 |w0|^2.
 
 In a protected run clients of one size class train together, in arithmetic that keeps them apart
 (`isolated_arithmetic`): whatever has a shape, has one that follows from the client's own size.
@@ -31,12 +30,12 @@ from fedveil.data.federation import Federation, Task
 from fedveil.privacy.elementwise import tree_sum
 from fedveil.training.client.batches import Batches, draw_batches, step_counts
 from fedveil.training.client.local_training import LocalTraining
-from fedveil.training.client.update_pipeline import Block, UpdatePipeline
+from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.affine import Affine, Parts, Stack, parts_of, rows_of
 from fedveil.training.engines.batched import RowEngine, chunks_of
 from fedveil.training.engines.contract import Cohort, CohortTask, Job
 from fedveil.training.engines.dual_kernel import DualKernel, DualSupply, Upper
-from fedveil.training.engines.isolated_arithmetic import aligned, products
+from fedveil.training.engines.isolated_arithmetic import aligned, aligned_stack, products
 from fedveil.training.engines.local_sgd import local_updates
 from fedveil.training.engines.records import model_rows
 from fedveil.training.models.tensors import as_tensor
@@ -59,7 +58,7 @@ def dual_applies(job: Job, stack: Stack) -> bool:
     rule = job.rule
     if job.federation.task is Task.MULTI_LABEL or rule.step is not None:
         return False
-    if job.isolated and rule.per_example:
+    if rule.per_person or (job.isolated and rule.per_example):
         return False
     if len(stack) > 1:
         return rule.plain
@@ -123,8 +122,9 @@ class Dual:
         # X w0, [clients, width, outputs]
         if isolated:
             self.outputs = inputs.new_zeros(clients, width, layer.outputs)
+            turned = weight.t()
             for own, into, size in zip(inputs, self.outputs, sizes.tolist(), strict=True):
-                into[:size] = torch.mm(own[:size], weight.t())
+                torch.mm(own[:size], turned, out=into[:size])
             self.outputs += 0 if bias is None else bias
         else:
             flat, none = inputs.flatten(0, 1), start.new_zeros(layer.outputs)
@@ -182,27 +182,16 @@ class Dual:
         rows = self.start * vector.shift[:, None]
         weight, turned = self.layer.weight_of(rows), vector.coefficients.mT.contiguous()
         if self._isolated:
-            for into, own, records, size in zip(
-                weight, turned, inputs, sizes.tolist(), strict=True
-            ):
-                into.add_(torch.mm(own[:, :size], records[:size]))
+            moved = aligned_stack(*weight.shape, fill=False)
+            for into, own, records, size in zip(moved, turned, inputs, sizes.tolist(), strict=True):
+                torch.mm(own[:, :size], records[:size], out=into)
+            weight.add_(moved)
         else:
             weight.add_(torch.bmm(turned[:, :, : self._most], inputs))
         bias = self.layer.bias_of(rows)
         if bias is not None:
             bias += tree_sum(vector.coefficients.transpose(0, 1).clone())
         return rows
-
-    def sum(self, vector: Span, factors: Tensor) -> Tensor:
-        """Return the sum of all clients' vectors, each times its factor, `[parameters]`."""
-        coefficients = vector.coefficients[:, : self._most]
-        weighted = (coefficients * factors[:, None, None]).flatten(0, 1)
-        total = self.start * (vector.shift * factors).sum()
-        self.layer.weight_of(total).addmm_(weighted.t(), self.inputs.flatten(0, 1))
-        bias = self.layer.bias_of(total)
-        if bias is not None:
-            bias += weighted.sum(dim=0)
-        return total
 
     def _terms(self, vector: Span) -> Tensor:
         """Return an upper bound on the squared terms of a norm, as if none cancelled another."""
@@ -287,9 +276,6 @@ class DualClients:
         moved, losses = local_updates(kernel.origin, supply, job.rule, rates, kernel, ())
         span = kernel.span(moved)
         _subtract(layers, upper.parts, weights)
-        if sums_by_norms(job.pipeline) and not job.isolated:
-            yield self._span(task, where, dual, span, upper.parts, losses, held)
-            return
         rows = self._rows(dual.rows(span), upper.parts)
         final = None
         if job.pipeline.sparsity:
@@ -312,38 +298,6 @@ class DualClients:
         weight, bias = self._first.weight_of(lower), self._first.bias_of(lower)
         return rows_of(self._stack, [(weight, bias), *parts])
 
-    def _span(
-        self,
-        task: CohortTask,
-        where: Cohort,
-        dual: Dual,
-        span: Span,
-        parts: Parts,
-        losses: Tensor,
-        sizes: Cohort,
-    ) -> Block:
-        """Clip by the norms alone, and sum without forming any client's update."""
-        norms = dual.norms(span)
-        tensors = [part for pair in parts for part in pair if part is not None]
-        if tensors:
-            squares = norms.double().square()
-            for tensor in tensors:
-                squares += tensor.flatten(1).square().sum(dim=1, dtype=torch.float64)
-            norms = squares.sqrt().float()
-        finite = torch.isfinite(norms)
-        rejected = int((~finite).sum())
-        if rejected:
-            for tensor in (span.coefficients, span.shift, *tensors):
-                tensor[~finite] = 0
-            norms = torch.where(finite, norms, 0)
-        factors = task.job.pipeline.factors(norms, sizes)
-        sums: Parts = [
-            (_weighted(weight, factors), bias if bias is None else _weighted(bias, factors))
-            for weight, bias in parts
-        ]
-        summed = self._rows(dual.sum(span, factors)[None], sums)[0]
-        return Block(where, summed, norms, norms * factors, losses, rejected)
-
 
 def _padded_records(
     federation: Federation, clients: Cohort, sizes: Cohort
@@ -357,20 +311,16 @@ def _padded_records(
 
 
 class GramCache:
-    """XX' of each client, kept from round to round while they are small beside the data.
+    """XX' of each client. Large ones are kept from round to round while they are small beside the
+    data.
 
     A large matrix is computed from its client's records alone, never together with others, so that
     it has the same bits whenever that happens. Small ones are computed anew in every round.
     """
 
     def __init__(self, federation: Federation, features: int) -> None:
-        self._features, self._kept = features, None
-        self._known = np.zeros(federation.clients, dtype=np.bool_)
-        self._alike = bool((federation.sizes == federation.sizes[:1]).all())
-        if self.fit(federation):
-            self._starts = np.concatenate([[0], np.cumsum(federation.sizes**2)])
-            # Pages of clients that never come are never touched.
-            self._kept = torch.from_numpy(np.empty(int(self._starts[-1]), np.float32))
+        self._features, self._keeps = features, self.fit(federation)
+        self._kept: dict[int, Tensor] = {}
 
     @staticmethod
     def fit(federation: Federation) -> bool:
@@ -381,44 +331,31 @@ class GramCache:
     def of(self, clients: Cohort, sizes: Cohort, inputs: Tensor, width: int) -> Tensor:
         """Return `[clients, width, width]` of `inputs [clients, most, features]`, where zero stands
         beyond a client's size."""
-        each = np.unique(sizes).tolist()
-        if len(each) == 1:
-            squares = self._alike_of(clients, np.arange(len(clients)), inputs, each[0])
-            return functional.pad(squares, (0, width - each[0], 0, width - each[0]))
         grams = inputs.new_zeros(len(clients), width, width)
-        for size in each:
+        for size in np.unique(sizes).tolist():
             places = np.flatnonzero(sizes == size)
-            squares = self._alike_of(clients[places], places, inputs, size)
+            squares = self._alike(clients[places], inputs, places, size)
+            if len(places) == len(sizes):
+                return functional.pad(squares, (0, width - size, 0, width - size))
             grams[torch.from_numpy(places), :size, :size] = squares
         return grams
 
-    def _alike_of(self, clients: Cohort, places: Cohort, inputs: Tensor, size: int) -> Tensor:
+    def _alike(self, clients: Cohort, inputs: Tensor, places: Cohort, size: int) -> Tensor:
         """Return the matrices of clients of one size, at these places of `inputs`."""
-        if size * size * self._features >= _WORTH:
-            return self._large(clients, inputs, places, size)
-        own = inputs[torch.from_numpy(places), :size] if len(places) < len(inputs) else inputs
-        own = aligned(own[:, :size])
-        return products(own, own.mT)
-
-    def _large(self, clients: Cohort, inputs: Tensor, places: Cohort, size: int) -> Tensor:
-        """Return the matrices of clients of one size, kept or computed one by one."""
-        fresh = np.ones(len(clients), np.bool_) if self._kept is None else ~self._known[clients]
-        squares = inputs.new_empty(len(clients), size, size)
-        if self._kept is not None:
-            if self._alike:
-                found = self._kept.view(-1, size, size)
-                squares = found.index_select(0, torch.from_numpy(clients))
-            else:
-                rows = (self._starts[clients][:, None] + np.arange(size * size)).reshape(-1)
-                squares = self._kept.index_select(0, torch.from_numpy(rows)).view_as(squares)
-        for place in np.flatnonzero(fresh).tolist():
-            records = inputs[places[place], :size]
-            torch.mm(records, records.t(), out=squares[place])
-            if self._kept is not None:
-                first = int(self._starts[clients[place]])
-                self._kept[first : first + size * size] = squares[place].flatten()
-        self._known[clients] = self._kept is not None
-        return squares
+        if size * size * self._features < _WORTH:
+            own = inputs if len(places) == len(inputs) else inputs[torch.from_numpy(places)]
+            own = aligned(own[:, :size])
+            return products(own, own.mT)
+        found = []
+        for client, place in zip(clients.tolist(), places.tolist(), strict=True):
+            gram = self._kept.get(client)
+            if gram is None:
+                records = inputs[place, :size]  # where it is aligned, whoever else is there
+                gram = torch.mm(records, records.t())
+                if self._keeps:
+                    self._kept[client] = gram
+            found.append(gram)
+        return torch.stack(found)
 
 
 def size_class(sizes: Cohort) -> Cohort:
@@ -439,19 +376,9 @@ def _subtract(layers: Stack, parts: Parts, start: Tensor) -> None:
             bias.sub_(before)
 
 
-def _weighted(part: Tensor, factors: Tensor) -> Tensor:
-    """Return the sum of all clients' parts, each times its factor, `[1, ...]`."""
-    return torch.mv(part.flatten(1).t(), factors).view(1, *part.shape[1:])
-
-
 def first_of(stack: Stack, vector: Tensor) -> Tensor:
     """Return the first layer's weights and bias in a vector of their own."""
     first = stack[0]
     bias = first.bias_of(vector)
     weight = vector[first.weight.start : first.weight.stop]
     return weight if bias is None else torch.cat([weight, bias])
-
-
-def sums_by_norms(pipeline: UpdatePipeline) -> bool:
-    """Return whether L2 norms are all that shaping needs; on a grid it needs more."""
-    return pipeline.only_clips and (pipeline.clip is None or pipeline.clip.order == 2)

@@ -7,16 +7,20 @@ whichever is least is computed:
              the clipped sum is one matrix product
     dense    the gradients of a piece of the batch themselves, once, for their norm and their sum
     gram     a matrix with few positions and many entries: squared norms from products of positions
-             with positions; the sum is one more product. In simulations and for L2 only.
+             with positions; the sum is one more product. For L2 only; in protected runs for
+             persons only, in double precision.
 
 Parameters that no layer hands over get a copy for each example, whose gradient autograd computes.
+Where persons are protected, a person is one example of several records: its loss is the mean of
+theirs, and each layer sees its records as further positions of the example.
 All of it runs in pieces of a batch whose size follows from shapes, so memory is bounded.
 
-Formal guarantee, except for `gram`: let g_i be the gradient of example i as computed, or what it
-is for `outer` in exact arithmetic. It depends on the example, its place, the batch's size, weights
-and what the module draws, never on the values of other examples (`vmap`, and kernels whose
-instructions do not depend on values). An example of which anything is not finite counts as zero.
-Norms are computed in double precision, where no square of a single-precision number over- or
+Formal guarantee, except for `gram` in simulations: let g_i be the gradient of example i as
+computed, or what it is for `outer` and `gram` in exact arithmetic. It depends on the example, its
+place, the batch's size, weights and what the module draws, never on the values of other examples
+(`vmap`, and kernels whose instructions do not depend on values). An example of which anything is
+not finite counts as zero. Norms are computed in double precision, where no square of a
+single-precision number over- or
 underflows, and factors f_i such that |f_i g_i| is at most the clip, rounding included. The f_i g_i
 of b examples are added up in double precision and rounded once by the caller: the sum is off by at
 most (b + 4) * 2^-53 * b * clip, and the rounding by 2^-24 * b * clip. In simulations they are added
@@ -37,6 +41,7 @@ from fedveil.core.containment import contained
 from fedveil.privacy.clipping import Clip, clip_factors
 from fedveil.training.client.local_training import GradientClip
 from fedveil.training.engines.contract import Job
+from fedveil.training.engines.isolated_gradients import LEAST_NORM
 from fedveil.training.engines.kernels import is_known, tuned
 from fedveil.training.engines.known_layers import hand_over
 from fedveil.training.engines.layer_gradients import (
@@ -44,12 +49,13 @@ from fedveil.training.engines.layer_gradients import (
     Pair,
     Part,
     Patches,
-    Rows,
     Tape,
+    TokenRows,
     power_sums,
 )
 from fedveil.training.models.flat import Slot, flatten
 from fedveil.training.models.losses import ClassWeights, example_losses
+from fedveil.training.models.structure import drawing_from
 from fedveil.training.models.tensors import as_tensor
 
 # Numbers that one piece of a batch may take: 32 MB, or 256 MB for a piece of 32 examples.
@@ -57,6 +63,7 @@ _VALUES, _VALUES_OF_FEW, _FEW = 8_000_000, 64_000_000, 32
 _MOST_ROWS = 512  # examples whose outer products are added up in one product
 _BLOCK = 1 << 16  # numbers that are widened to double precision at once
 _TINY = 2.0**-60  # factors below are applied in double precision
+_FEW_POSITIONS = 64  # of products in double precision
 
 
 @dataclass(frozen=True)
@@ -102,15 +109,22 @@ class ExampleGradients:
         self._order = 2
 
     def __call__(
-        self, weights: Tensor, inputs: Tensor, targets: Tensor, clip: GradientClip
+        self,
+        weights: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip: GradientClip,
+        shares: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute the sum of clipped gradients.
 
         Args:
             weights: `[parameters]`.
-            inputs: Any number of examples, also none, `[examples, ...]`.
-            targets: Theirs, `[examples, ...]`.
+            inputs: Any number of examples, also none, `[examples, ...]`; of persons
+                `[persons, records, ...]`.
+            targets: Theirs, alike.
             clip: The bound on each example's gradient, all parameters jointly.
+            shares: What each record counts for in its person's loss, `[persons, records]`.
 
         Returns:
             The sum `[parameters]`, in double precision if it must be exact, and each example's loss
@@ -119,21 +133,27 @@ class ExampleGradients:
         self._tape.weights, self._order = weights, clip.order
         kind = torch.float64 if self._exact else weights.dtype
         total, losses = _Sum(torch.zeros_like(weights, dtype=kind)), weights.new_zeros(len(inputs))
-        for begin in range(0, len(inputs), self._piece):
-            part = slice(begin, begin + self._piece)
-            losses[part] = self._add(total, inputs[part], targets[part], clip)
+        if shares is None:
+            inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
+            shares = weights.new_ones(len(inputs), 1)
+        step = max(1, self._piece // shares.shape[1])
+        for begin in range(0, len(inputs), step):
+            part = slice(begin, begin + step)
+            losses[part] = self._add(total, inputs[part], targets[part], shares[part], clip)
         return total.result(), losses
 
     def numbers(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> float:
         """Count what one of these examples takes of memory, roughly; errors are raised."""
         self._tape.weights, self._tape.numbers = weights, 0
-        self._backward(inputs, targets)
+        self._backward(inputs.unsqueeze(1), targets.unsqueeze(1), weights.new_ones(len(inputs), 1))
         for _, part in self._merged():
             tensors = (one for one in vars(part).values() if isinstance(one, Tensor))
             self._tape.numbers += sum(tensor.numel() for tensor in tensors)
         return self._tape.numbers / len(inputs)
 
-    def _add(self, total: _Sum, inputs: Tensor, targets: Tensor, clip: GradientClip) -> Tensor:
+    def _add(
+        self, total: _Sum, inputs: Tensor, targets: Tensor, shares: Tensor, clip: GradientClip
+    ) -> Tensor:
         """Add a piece's clipped gradients; returns losses.
 
         If an isolated client's piece raises, each of its examples is tried by itself, in a piece of
@@ -143,12 +163,12 @@ class ExampleGradients:
 
         def works(example: int) -> bool:
             with contained() as attempt:
-                self._backward(*(c[example].expand_as(c) for c in (inputs, targets)))
+                self._backward(*(c[example].expand_as(c) for c in (inputs, targets, shares)))
             return not attempt.failed
 
         counts = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
         with self._contained() as attempt:
-            losses = self._backward(inputs, targets)
+            losses = self._backward(inputs, targets, shares)
         if attempt is not None and attempt.failed:
             found = [works(example) for example in range(len(inputs))]
             counts = torch.tensor(found, device=inputs.device)
@@ -157,23 +177,30 @@ class ExampleGradients:
             order = torch.where(
                 counts, torch.arange(len(inputs), device=inputs.device), found.index(True)
             )
-            losses = self._backward(inputs[order], targets[order])
+            losses = self._backward(inputs[order], targets[order], shares[order])
             losses = losses * counts
         total.add(self._merged(), counts, clip)
         return losses
 
     def _example_loss(
-        self, inputs: Tensor, target: Tensor, anchor: Tensor, rest: dict[str, Tensor]
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        shares: Tensor,
+        anchor: Tensor,
+        rest: dict[str, Tensor],
     ) -> Tensor:
         self._tape.anchor = anchor
-        batch = inputs[None]
-        outputs = functional_call(self._module, rest, (batch,)) if rest else self._module(batch)
-        return example_losses(self._task, outputs, target[None], self._loss)[0]
+        outputs = functional_call(self._module, rest, (inputs,)) if rest else self._module(inputs)
+        return (example_losses(self._task, outputs, targets, self._loss) * shares).sum()
 
-    def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Leave what a piece's gradients are made of on the tape; returns losses."""
+    def _backward(self, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+        """Leave what a piece's gradients are made of on the tape; returns losses.
+
+        All arguments have axes for examples and for their records, `[examples, records, ...]`.
+        """
         tape, count = self._tape, len(inputs)
-        tape.parts = {}
+        tape.parts, tape.records = {}, inputs.shape[1]
         anchor = tape.weights.new_zeros(count, requires_grad=True)
         rest = {
             slot.name: tape.value(slot).expand(count, *slot.shape).detach().requires_grad_()
@@ -181,12 +208,14 @@ class ExampleGradients:
         }
         if tape.whole:
             tape.anchor = anchor
-            losses = example_losses(self._task, self._module(inputs), targets, self._loss)
+            records, wanted = inputs.flatten(0, 1), targets.flatten(0, 1)
+            found = example_losses(self._task, self._module(records), wanted, self._loss)
+            losses = (found.view_as(shares) * shares).sum(1)
         else:
             each = vmap(self._example_loss, randomness="different")
-            losses = each(inputs, targets, anchor, rest)
-        wanted = [anchor, *rest.values(), *self._handed]
-        gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+            losses = each(inputs, targets, shares, anchor, rest)
+        parameters = [anchor, *rest.values(), *self._handed]
+        gradients = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
         if any(one is not None for one in gradients[1 + len(rest) :]):
             raise NotImplementedError("a parameter is used outside of its layer")
         for slot, gradient in zip(self._slots, gradients[1:], strict=False):
@@ -220,9 +249,15 @@ class ExampleGradients:
             part = Dense(torch.stack([one.dense() for one in parts]).sum(0))
         if isinstance(part, Pair):
             positions, sizes = part.states.shape[1], (part.states.shape[2], part.errors.shape[2])
-            if positions != 1 and self._eager(*sizes, positions):
+            formed = self._eager(*sizes, positions) and not self._wide(*sizes, positions)
+            if positions != 1 and formed:
                 return Dense(part.dense())
         return part
+
+    def _wide(self, inputs: int, outputs: int, positions: int) -> bool:
+        """Whether a person's gradient stays a product, which must be exact: in double precision."""
+        few = positions <= _FEW_POSITIONS and 4 * positions * (inputs + outputs) < inputs * outputs
+        return few and self._exact and self._order == 2 and self._tape.records > 1
 
 
 class _Sum:
@@ -245,7 +280,7 @@ class _Sum:
         order, size = clip.order, sum(slot.stop - slot.start for slot, _ in parts)
         powers = torch.zeros(len(counts), dtype=torch.float64, device=counts.device)
         for _, part in parts:
-            powers += _powers(part, order, len(counts))
+            powers += _powers(part, order, len(counts), self._total.dtype)
         norms = (powers.sqrt() if order == 2 else powers).cpu()
         # Sums of squares are off by a rounding of doubles for each term, and a factor and its
         # product are rounded to single precision.
@@ -260,7 +295,7 @@ class _Sum:
 
     def _add(self, slot: Slot, part: Part, factors: Tensor) -> None:
         into = self._total[slot.start : slot.stop]
-        if isinstance(part, Rows):
+        if isinstance(part, TokenRows):
             values = _times(part.values, factors[part.examples])
             into.view(slot.shape).index_add_(0, part.tokens, values.to(into.dtype))
         elif isinstance(part, Dense):
@@ -273,7 +308,8 @@ class _Sum:
         elif isinstance(part, Pair) and part.states.shape[1] == 1:
             self._add_outer(slot, part, factors)
         elif isinstance(part, Pair):
-            errors, states = _times(part.errors, factors), _times(part.states, factors > 0)
+            wide = (part.errors.to(into.dtype), part.states.to(into.dtype))
+            errors, states = _times(wide[0], factors), _times(wide[1], factors > 0)
             into.view(slot.shape).addmm_(errors.flatten(0, 1).t(), states.flatten(0, 1))
         elif isinstance(part, Patches):
             images, errors = _times(part.images, factors > 0), _times(part.errors, factors)
@@ -321,11 +357,15 @@ def _times(values: Tensor, factors: Tensor) -> Tensor:
     return found.masked_fill(zero[apart], 0.0) if bool(zero.any()) else found
 
 
-def _powers(part: Part, order: int, count: int) -> Tensor:
-    """Sum the absolute values or squares of each example's gradient, `[examples]`."""
+def _powers(part: Part, order: int, count: int, kind: torch.dtype) -> Tensor:
+    """Sum the absolute values or squares of each example's gradient, `[examples]`.
+
+    Products of positions may cancel. In double precision, the norm counts as at least 2^-10 of the
+    sum of their norms, as in `isolated_gradients`.
+    """
     if isinstance(part, Patches):
         part = part.pair()
-    if isinstance(part, Rows):
+    if isinstance(part, TokenRows):
         sums = power_sums(part.values, order)
         return sums.new_zeros(count).index_add_(0, part.examples, sums)
     if not isinstance(part, Pair):
@@ -333,8 +373,13 @@ def _powers(part: Part, order: int, count: int) -> Tensor:
     if part.states.shape[1] == 1:
         return power_sums(part.states, order) * power_sums(part.errors, order)
     # Of a sum of outer products: sum over two positions of the products of both factors.
-    products = (torch.bmm(side, side.mT) for side in (part.states, part.errors))
-    return torch.mul(*products).sum((1, 2), dtype=torch.float64).clamp_(min=0)
+    sides = (part.states.to(kind), part.errors.to(kind))
+    products = torch.mul(*(torch.bmm(side, side.mT) for side in sides))
+    squares = products.sum((1, 2), dtype=torch.float64).clamp_(min=0)
+    if kind is not torch.float64:
+        return squares
+    lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+    return squares + lengths.mul_(LEAST_NORM).square_()
 
 
 def example_way(job: Job) -> ExampleWay | str:
@@ -354,7 +399,7 @@ def example_way(job: Job) -> ExampleWay | str:
         way = ExampleWay(layers, job.isolated)
         try:
             gradients = ExampleGradients(replace(job, isolated=False), torch.device("cpu"), way)
-            with torch.random.fork_rng(devices=[]):
+            with drawing_from(0):
                 numbers = int(gradients.numbers(weights, inputs, targets)) + 1
             few, many = min(_FEW, _VALUES_OF_FEW // numbers), min(_MOST_ROWS, _VALUES // numbers)
             return replace(way, piece=max(1, few, many))

@@ -32,6 +32,7 @@ from fedveil.training.engines.local_sgd import shorten
 from fedveil.training.engines.records import Batch
 from fedveil.training.models.flat import flatten
 from fedveil.training.models.losses import example_losses
+from fedveil.training.models.structure import drawing_from
 
 
 class AutogradGradients:
@@ -178,10 +179,13 @@ class _Clipped:
     ) -> tuple[Tensor, Tensor]:
         gradients, losses = torch.empty_like(weights), weights.new_zeros(len(weights))
         for client, (inputs, targets) in enumerate(zip(*batch[:2], strict=True)):
-            if batch[2] is not None:
+            shares = None
+            if batch[2] is not None and clip.sites_per_person is not None:
+                shares = batch[2][client]
+            elif batch[2] is not None:
                 real = batch[2][client]
                 inputs, targets = inputs[real], targets[real]
-            total, each = self._sums(weights[client], inputs, targets, clip)
+            total, each = self._sums(weights[client], inputs, targets, clip, shares)
             torch.div(total, denominator, out=gradients[client])
             losses[client] = each.sum() / max(1, len(each))
         return gradients, losses
@@ -194,13 +198,22 @@ class ExampleLoop:
         self._gradients = gradients
 
     def __call__(
-        self, weights: Tensor, inputs: Tensor, targets: Tensor, clip: GradientClip
+        self,
+        weights: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip: GradientClip,
+        shares: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute the sum of clipped gradients and losses, as `ExampleGradients` does."""
         total = torch.zeros_like(weights, dtype=torch.float64)
         losses = weights.new_zeros(len(inputs))
         for place, (x, y) in enumerate(zip(inputs, targets, strict=True)):
-            one = x[None, None], y[None, None], None
+            one: Batch = x[None, None], y[None, None], None
+            if shares is not None:  # the mean over a person's records
+                one = x[None], y[None], (shares[place] > 0)[None]
+                if not bool(one[2].any()):
+                    continue
             gradient, losses[place : place + 1] = self._gradients(weights[None], one, None, 0.0)
             shorten(gradient, Clip(clip.norm, clip.order))
             total += gradient[0]
@@ -219,7 +232,7 @@ def why_not_vmap(job: Job) -> str | None:
     # As in a simulation, where what raises is seen.
     gradients = VmapGradients(replace(job, isolated=False), torch.device("cpu"))
     try:
-        with torch.random.fork_rng(devices=[]):
+        with drawing_from(0):
             gradients(flatten(job.module).repeat(2, 1), (inputs, targets, None), None, 1.0)
     except Exception as error:  # whatever a user's module may raise under vmap
         return f"torch.func cannot batch the model: {first_line(error)}"

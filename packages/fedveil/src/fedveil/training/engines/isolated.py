@@ -51,10 +51,12 @@ def isolated_federation(federation: Federation, client: int) -> Federation:
     of others do not decide.
     """
     own = slice(int(federation.offsets[client]), int(federation.offsets[client + 1]))
-    inputs = aligned(federation.model_inputs(federation.train.inputs[own]))
-    targets = aligned(federation.train.targets[own])
+    train = federation.train
+    inputs = aligned(federation.model_inputs(train.inputs[own]))
+    targets = aligned(train.targets[own])
+    persons = None if train.persons is None else train.persons[own]
     return Federation(
-        Examples(inputs, targets, some(federation.train.usable, own)),
+        Examples(inputs, targets, some(train.usable, own), persons),
         np.array([0, len(targets)]),
         Examples(inputs[:0], targets[:0]),
         federation.task,
@@ -124,9 +126,11 @@ class OneByOne:
         task = task_of(self.job, replace(request, weights=request.weights.clone()))
         for place, client in enumerate(task.clients.tolist()):
             own = None
-            # Not where noise belongs into the client's own steps: a zero would have none of it.
-            # What raises there is nobody else's code: gradients are contained by themselves.
-            with nullcontext() if task.job.rule.gradient_noise else contained():
+            # Not where noise belongs into the client's own steps: a zero would have none of it. Nor
+            # where records or persons are protected: none of them may take all others along. What
+            # raises there is nobody else's code: gradients are contained by themselves.
+            rule = task.job.rule
+            with nullcontext() if rule.gradient_noise or rule.per_example else contained():
                 own = self._contribution(task, client)
             own = _nothing(task.job) if own is None else own
             yield replace(own, places=np.array([place]), updates=own.total[None])

@@ -9,12 +9,19 @@ numbers, whose squares, and products of squares, neither over- nor underflow in 
 Norms, factors and sums are computed there; an example of which anything is not finite counts as
 zero, it alone; the result is rounded once. One record then moves it by at most twice the clip, up
 to rounding: each of the other examples brings the same product, times a factor of its own.
+
+The mean gradient of a person's records is a sum of products, whose norm follows from products of
+records with records. These may cancel: the norm could be small beside the products, and adding them
+up would lose what others have contributed. So the norm counts as at least 2^-10 of the sum of its
+products' norms: no product is then longer than 2^10 clips, and adding up 64 of them in double
+precision is off by less than 2^-36 clips. Which places they have may round products of d units
+otherwise, by d * 2^-52 of that sum's square, so a factor by less than (d + 64) * 2^-33.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,11 +31,11 @@ from fedveil.privacy.clipping import Clip, clip_factors
 from fedveil.privacy.elementwise import tree_sum
 from fedveil.training.client.local_training import GradientClip
 from fedveil.training.engines.affine import Affine, Stack
-from fedveil.training.engines.isolated_arithmetic import softmax
-from fedveil.training.engines.records import Batch
+from fedveil.training.engines.isolated_arithmetic import aligned_stack, softmax
+from fedveil.training.engines.records import Batch, Packed
 
 _ROOMS = 4  # shapes whose memory is kept: of whole batches, of the last ones, of all records
-_LINE = 64  # bytes
+LEAST_NORM = 2.0**-10  # of a person's mean gradient, beside the sum of its records' norms
 
 
 class ApartGradients:
@@ -39,9 +46,18 @@ class ApartGradients:
         self._rooms: dict[tuple[int, int], _Room] = {}
 
     def __call__(
-        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
+        self,
+        weights: Tensor,
+        batch: Batch | Packed,
+        clip: GradientClip | None,
+        denominator: float,
     ) -> tuple[Tensor, Tensor]:
-        inputs, targets, mask = batch
+        shares = owners = None
+        if isinstance(batch, Packed):
+            inputs, targets, shares, owners = batch
+            mask = None
+        else:
+            inputs, targets, mask = batch
         if mask is not None:  # real records come first; their number decides the shapes
             real = mask.sum(dim=1)
             if bool((real != real[0]).any()):
@@ -56,7 +72,8 @@ class ApartGradients:
             while len(self._rooms) >= _ROOMS:
                 del self._rooms[next(iter(self._rooms))]
             self._rooms[shape] = _Room(self._stack, self._task, *shape)
-        return self._rooms[shape].gradients(weights, inputs, targets, clip, denominator)
+        room, whose = self._rooms[shape], (shares, owners)
+        return room.gradients(weights, inputs, targets, whose, clip, denominator)
 
 
 class _Room:
@@ -67,13 +84,13 @@ class _Room:
         self._stack, self._task, self._shape = stack, task, (clients, batch)
         outputs = [layer.outputs for layer in stack]
         inputs = [layer.inputs + (layer.bias is not None) for layer in stack]
-        self._states = _apart(torch.float32, clients, sum(inputs), batch).fill_(1)
-        self._errors = _apart(torch.float32, clients, sum(outputs), batch)
+        self._states = aligned_stack(clients, sum(inputs), batch).fill_(1)
+        self._errors = aligned_stack(clients, sum(outputs), batch)
         self._read = torch.split(self._states, inputs, dim=1)
         self._made = torch.split(self._errors, outputs, dim=1)
         pairs = list(zip(outputs, inputs, strict=True))
-        self._weights = [_apart(torch.float32, clients, *pair) for pair in pairs]
-        self._slopes = [_apart(torch.float32, clients, *pair) for pair in pairs]
+        self._weights = [aligned_stack(clients, *pair) for pair in pairs]
+        self._slopes = [aligned_stack(clients, *pair) for pair in pairs]
         triples = zip(self._weights, self._read, self._made, strict=True)
         self._forward = [list(zip(*triple, strict=True)) for triple in triples]
         self._back = [
@@ -90,10 +107,11 @@ class _Room:
         weights: Tensor,
         inputs: Tensor,
         targets: Tensor,
+        whose: tuple[Tensor | None, Tensor | None],
         clip: GradientClip | None,
         denominator: float,
     ) -> tuple[Tensor, Tensor]:
-        stack = self._stack
+        stack, (shares, owners) = self._stack, whose
         for layer, own in zip(stack, self._weights, strict=True):
             own[:, :, : layer.inputs].copy_(layer.weight_of(weights))
             bias = layer.bias_of(weights)
@@ -107,6 +125,8 @@ class _Room:
         losses = self._differentiate(targets)
         if clip is None:
             self._made[-1].mul_(1 / self._shape[1])
+        elif shares is not None:
+            self._made[-1].mul_(shares[:, None])
         for place in range(len(stack) - 1, 0, -1):
             for turned, error, below in self._back[place - 1]:
                 torch.mm(turned, error, out=below)
@@ -118,7 +138,7 @@ class _Room:
         else:
             if self._doubles is None:
                 self._doubles = DoubleSums(stack, self._errors, self._states)
-            slopes = self._doubles.clipped_sums(clip, denominator)
+            slopes = self._doubles.clipped_sums(clip, denominator, owners)
         gradient = torch.empty_like(weights)
         for layer, slope in zip(stack, slopes, strict=True):
             layer.weight_of(gradient).copy_(slope[:, :, : layer.inputs])
@@ -175,14 +195,14 @@ class DoubleSums:
     def __init__(self, stack: Stack, errors: Tensor, states: Tensor) -> None:
         self.given = errors, states
         (clients, made, batch), read = errors.shape, states.shape[1]
-        double = torch.float64
-        self._errors, self._states = (_apart(double, clients, n, batch) for n in (made, read))
-        self._powers = tuple(_apart(double, clients, n, batch) for n in (made, read))
-        self._sizes = tuple(_apart(double, clients, len(stack), batch) for _ in range(2))
+        double = partial(aligned_stack, clients, dtype=torch.float64)
+        self._errors, self._states = double(made, batch), double(read, batch)
+        self._powers = double(made, batch), double(read, batch)
+        self._sizes = double(len(stack), batch), double(len(stack), batch)
         outputs = [layer.outputs for layer in stack]
         inputs = [layer.inputs + (layer.bias is not None) for layer in stack]
         pairs = zip(outputs, inputs, strict=True)
-        self.sums = [_apart(double, clients, *pair) for pair in pairs]
+        self.sums = [double(*pair) for pair in pairs]
         self._norms = [
             (ones, power, size)
             for ones, powers, sizes in zip(
@@ -195,20 +215,23 @@ class DoubleSums:
             torch.split(self._states, inputs, dim=1),
         )
         self._products = _products(mine, own, self.sums)
+        self._layers = list(zip(mine, own, strict=True))
         # Sums of squares over a layer may be off by this much, relatively.
         self._slack = (2 * max(*outputs, *inputs) + 16) * 2.0**-52
 
-    def clipped_sums(self, clip: GradientClip, denominator: float) -> list[Tensor]:
-        """The sum over the denominator of each layer, `[clients, outputs, inputs]`."""
+    def clipped_sums(
+        self, clip: GradientClip, denominator: float, owners: Tensor | None = None
+    ) -> list[Tensor]:
+        """The sum over the denominator of each layer, `[clients, outputs, inputs]`.
+
+        Args:
+            clip: The bound on each example, or on all of an owner's together.
+            denominator: What the sum is divided by.
+            owners: Whose the examples are, `[clients, examples]`, numbers up to that of examples.
+        """
         self._errors.copy_(self.given[0])
         self._states.copy_(self.given[1])
-        of = torch.abs if clip.order == 1 else torch.square
-        of(self._errors, out=self._powers[0])
-        of(self._states, out=self._powers[1])
-        for ones, power, size in self._norms:  # not finite where anything of an example is not
-            torch.mm(ones, power, out=size)
-        squares = tree_sum((self._sizes[0] * self._sizes[1]).movedim(1, 0))
-        norms = (squares.sqrt() if clip.order == 2 else squares).contiguous()
+        norms = self._norms_of(clip) if owners is None else self._norms_of_owners(owners)
         finite = torch.isfinite(norms)
         if not bool(finite.all()):
             # A factor of zero would not do, as infinity times it is no zero.
@@ -221,6 +244,42 @@ class DoubleSums:
             torch.mm(error, state, out=total)
         return self.sums
 
+    def _norms_of_owners(self, owners: Tensor) -> Tensor:
+        """The norm of the sum of its owner's products, at each example, all layers together."""
+        pairs = torch.zeros(*owners.shape, owners.shape[1], dtype=torch.float64)
+        for error, state in self._layers:
+            pairs += torch.bmm(error.mT, error) * torch.bmm(state.mT, state)
+        return norms_of_owners(pairs, owners)
+
+    def _norms_of(self, clip: GradientClip) -> Tensor:
+        """Norms `[clients, examples]`, all layers together."""
+        of = torch.abs if clip.order == 1 else torch.square
+        of(self._errors, out=self._powers[0])
+        of(self._states, out=self._powers[1])
+        for ones, power, size in self._norms:  # not finite where anything of an example is not
+            torch.mm(ones, power, out=size)
+        squares = tree_sum((self._sizes[0] * self._sizes[1]).movedim(1, 0))
+        return (squares.sqrt() if clip.order == 2 else squares).contiguous()
+
+
+def norms_of_owners(pairs: Tensor, owners: Tensor) -> Tensor:
+    """Return the norms of sums of gradients, at each example `[clients, examples]`.
+
+    Args:
+        pairs: Products of examples' gradients with each other, `[clients, examples, examples]`.
+        owners: Whose gradients are added up, `[clients, examples]`, numbers up to that of examples.
+    """
+    clients, examples = owners.shape
+    # Of others' products none may count, whether or not it is finite.
+    others = owners[:, :, None] != owners[:, None]
+    rows = pairs.masked_fill(others, 0.0).sum(2)
+    lengths = pairs.diagonal(dim1=1, dim2=2).sqrt()
+    sums = pairs.new_zeros(2, clients, examples + 1)
+    sums[0].scatter_add_(1, owners, rows)
+    sums[1].scatter_add_(1, owners, lengths)
+    norms = torch.hypot(sums[0].clamp_(min=0).sqrt_(), sums[1].mul_(LEAST_NORM))
+    return norms.gather(1, owners)
+
 
 def _products(
     errors: tuple[Tensor, ...], states: tuple[Tensor, ...], sums: list[Tensor]
@@ -231,13 +290,6 @@ def _products(
         for layer in zip(errors, states, sums, strict=True)
         for error, state, total in zip(*layer, strict=True)
     ]
-
-
-def _apart(dtype: torch.dtype, clients: int, *shape: int) -> Tensor:
-    """`[clients, ...]` such that each client's part is aligned, wherever it stands."""
-    count, line = math.prod(shape), _LINE // dtype.itemsize
-    memory = torch.empty(clients, -(-count // line) * line, dtype=dtype)
-    return memory[:, :count].view(clients, *shape)
 
 
 def _segments(widths: list[int]) -> Tensor:

@@ -82,7 +82,7 @@ class Pair(Part):
 
 
 @dataclass
-class Rows(Part):
+class TokenRows(Part):
     """Gradients of an embedding: rows of a table, each of one example and one token.
 
     Attributes:
@@ -149,11 +149,12 @@ class Tape:
         eager: Whether a convolution of so many inputs, outputs and positions forms gradients of
             single examples as soon as it can.
         whole: Whether layers see whole batches, and `vmap` is left out.
+        records: In whole batches, records that make up one example: several if it is a person.
         numbers: How many numbers layers have read and returned so far, and the derivatives of both.
     """
 
     def __init__(self, eager: Callable[[int, int, int], bool], whole: bool) -> None:
-        self.eager, self.whole = eager, whole
+        self.eager, self.whole, self.records = eager, whole, 1
         self.weights, self.anchor = torch.empty(0), torch.empty(0)
         self.parts: dict[int, tuple[Slot, list[Part]]] = {}
         self.numbers = 0
@@ -194,8 +195,9 @@ class Layer(ABC):
         if not self.tape.whole:
             found: tuple[Tensor, ...] = _Vectorised.apply(inputs, self.tape.anchor, self)  # type: ignore[no-untyped-call]
             return found
-        batch = _Batched.apply(inputs.unsqueeze(1), self.tape.anchor, self)  # type: ignore[no-untyped-call]
-        return tuple(outputs.squeeze(1) for outputs in batch)
+        each = inputs.reshape(-1, self.tape.records, *inputs.shape[1:])
+        batch = _Batched.apply(each, self.tape.anchor, self)  # type: ignore[no-untyped-call]
+        return tuple(outputs.flatten(0, 1) for outputs in batch)
 
     @abstractmethod
     def run(self, inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -414,7 +416,7 @@ class Embedding(Layer):
         if skipped is not None:
             kept_rows = found != skipped
             examples, found, sums = examples[kept_rows], found[kept_rows], sums[kept_rows]
-        self.leave("weight", lambda: Rows(examples, found, sums, (count, size, width)))
+        self.leave("weight", lambda: TokenRows(examples, found, sums, (count, size, width)))
         return None
 
 

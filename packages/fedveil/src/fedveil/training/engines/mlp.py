@@ -18,8 +18,10 @@ from fedveil.data.federation import Task
 from fedveil.privacy.clipping import Clip, clip_factors
 from fedveil.training.client.local_training import GradientClip
 from fedveil.training.engines.affine import Parts, Stack, parts_of, rows_of
-from fedveil.training.engines.isolated_gradients import ApartGradients
-from fedveil.training.engines.records import Batch
+from fedveil.training.engines.isolated_gradients import ApartGradients, norms_of_owners
+from fedveil.training.engines.records import Batch, Packed
+
+_LARGEST = 1e8  # whose fourth power is far from overflow, and so are sums of such
 
 
 class MlpGradients:
@@ -34,8 +36,14 @@ class MlpGradients:
         self._parts: Parts = []
 
     def __call__(
-        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
+        self,
+        weights: Tensor,
+        batch: Batch | Packed,
+        clip: GradientClip | None,
+        denominator: float,
     ) -> tuple[Tensor, Tensor]:
+        if isinstance(batch, Packed):
+            return self._of_persons(weights[:1], batch, clip, denominator)
         inputs, targets, mask = batch
         parts = [(layer.weight_of(weights), layer.bias_of(weights)) for layer in self._stack]
         states = self._forward(parts, inputs)
@@ -43,9 +51,7 @@ class MlpGradients:
         share = _share(losses, mask)
         if clip is None:
             error *= share[:, None]
-        errors = [error]
-        for index in range(len(parts) - 1, 0, -1):
-            errors.insert(0, self._back(index, parts[index][0], errors[0], states[index]))
+        errors = self._errors(parts, error, states)
         if clip is not None:
             factors = self._quick_factors(errors, states, clip)
             if factors is None:
@@ -58,6 +64,42 @@ class MlpGradients:
                 factors *= mask
             for each in errors:
                 each *= factors[:, None]
+        return self._products(weights, errors, states), (losses * share).sum(dim=1)
+
+    def _of_persons(
+        self, weights: Tensor, batch: Packed, clip: GradientClip | None, denominator: float
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of persons' clipped gradients `[1, parameters]`, and of their losses `[1]`."""
+        inputs, targets, shares = (part.flatten(0, 1)[None] for part in batch[:3])
+        parts = [(layer.weight_of(weights), layer.bias_of(weights)) for layer in self._stack]
+        states = self._forward(parts, inputs)
+        error, losses = output_error(self._task, states.pop(), targets)
+        error *= shares[:, None]
+        errors = self._errors(parts, error, states)
+        pairs, owners = torch.zeros((), device=weights.device), batch.owners
+        for layer, one, state in zip(self._stack, errors, states, strict=True):
+            bias = 0.0 if layer.bias is None else 1.0
+            pairs = pairs + _grams(one, owners) * (_grams(state, owners) + bias)
+        largest = max(float(each.abs().amax()) for each in (*errors, *states, pairs))
+        if clip is None or not largest < _LARGEST:  # may over- or underflow
+            rows, exact = weights.cpu().expand(len(owners), -1), Packed(*(c.cpu() for c in batch))
+            clipped = self._exact(rows, exact, clip, denominator)[0].sum(0, keepdim=True)
+            return clipped.to(weights.device), (losses * shares).sum(dim=1)
+        lengths = norms_of_owners(pairs, owners).flatten().cpu()
+        factors = clip_factors(lengths, Clip(clip.norm), relative_error=self._roundings * 2.0**-24)
+        for each in errors:
+            each *= factors.to(each.device) / denominator
+        return self._products(weights, errors, states), (losses * shares).sum(dim=1)
+
+    def _errors(self, parts: Parts, error: Tensor, states: list[Tensor]) -> list[Tensor]:
+        """The errors of all layers' outputs, from the last one's."""
+        errors = [error]
+        for index in range(len(parts) - 1, 0, -1):
+            errors.insert(0, self._back(index, parts[index][0], errors[0], states[index]))
+        return errors
+
+    def _products(self, weights: Tensor, errors: list[Tensor], states: list[Tensor]) -> Tensor:
+        """Gradients `[clients, parameters]` from errors and inputs of all layers."""
         gradient = torch.empty_like(weights)
         for layer, state, each in zip(self._stack, states, errors, strict=True):
             # Straight into the flat gradient the product would go one client at a time.
@@ -65,7 +107,7 @@ class MlpGradients:
             bias = layer.bias_of(gradient)
             if bias is not None:
                 bias.copy_(each.sum(dim=2))
-        return gradient, (losses * share).sum(dim=1)
+        return gradient
 
     def begin(self, start: Tensor, clients: int) -> None:
         self._parts = parts_of(self._stack, start, clients)
@@ -125,6 +167,12 @@ class MlpGradients:
         for layer, (error, state) in zip(self._stack, sizes, strict=True):
             norms += error * (state + (0.0 if layer.bias is None else 1.0))
         return _factors(norms, clip, self._roundings * 2.0**-24)
+
+
+def _grams(values: Tensor, owners: Tensor) -> Tensor:
+    """Products of each piece's columns `[pieces, places, places]`, from `[1, units, columns]`."""
+    each = values[0].t().reshape(*owners.shape, -1)
+    return torch.bmm(each, each.mT)
 
 
 def _factors(norms: Tensor, clip: GradientClip, slack: float) -> Tensor:

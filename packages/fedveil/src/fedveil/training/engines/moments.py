@@ -25,7 +25,7 @@ from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.affine import Affine
 from fedveil.training.engines.batched import noise_streams
 from fedveil.training.engines.contract import Cohort, CohortTask, Job
-from fedveil.training.engines.isolated_arithmetic import products, stack
+from fedveil.training.engines.isolated_arithmetic import aligned_stack, products
 from fedveil.training.engines.local_sgd import local_updates
 from fedveil.training.engines.records import model_rows
 from fedveil.training.models.tensors import as_tensor
@@ -146,7 +146,7 @@ class Moments:
     def compute(self, clients: Cohort, sizes: Cohort) -> Tensor:
         """Return `[[H, m], [m', s]]` of each client in double precision, `[clients, ...]`."""
         federation, wide = self._federation, self.size + 1
-        whole = stack(len(clients), wide, wide, dtype=torch.float64)
+        whole = aligned_stack(len(clients), wide, wide, dtype=torch.float64)
         for size in np.unique(sizes).tolist():
             alike = np.flatnonzero(sizes == size)
             most = max(1, _GATHERED // (max(1, size) * wide))
@@ -154,10 +154,10 @@ class Moments:
                 part = alike[begin : begin + most]
                 rows = federation.offsets[clients[part]][:, None] + np.arange(size)
                 inputs, targets = map(as_tensor, model_rows(federation, rows))
-                columns = stack(len(part), size, wide, dtype=torch.float64)
+                columns = aligned_stack(len(part), size, wide, dtype=torch.float64)
                 columns[:, :, :-1] = columns_of(self._layer, inputs.flatten(2))
                 columns[:, :, -1] = targets
-                shares = stack(len(part), wide, size, dtype=torch.float64)
+                shares = aligned_stack(len(part), wide, size, dtype=torch.float64)
                 shares.copy_(columns.mT).div_(size)
                 whole[torch.from_numpy(part)] = products(shares, columns)
         return whole

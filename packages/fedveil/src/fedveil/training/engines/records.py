@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,36 @@ from fedveil.training.models.tensors import as_tensor
 
 # Inputs and targets `[clients, batch, ...]`, and which records are real (None: all).
 Batch = tuple[Tensor, Tensor, Tensor | None]
+
+
+class PersonBatch(NamedTuple):
+    """One client's batch of persons.
+
+    Attributes:
+        inputs: Of all their records, those of a person one after the other, `[records, ...]`.
+        targets: Theirs, `[records, ...]`.
+        counts: How many records each person has, `[persons]`, none of them 0.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    counts: Ints
+
+
+class Packed(NamedTuple):
+    """Records of persons in pieces, for kernels that compute many at once.
+
+    Attributes:
+        inputs: `[pieces, places, ...]`.
+        targets: `[pieces, places, ...]`.
+        shares: What each record counts for in its person's mean; 0 at places that fill up.
+        owners: Which person of the piece a place belongs to, `[pieces, places]`.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    shares: Tensor
+    owners: Tensor
 
 
 class Records:
@@ -135,6 +165,59 @@ class Records:
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
         return as_tensor(array).to(self._device)
+
+
+class PersonRecords:
+    """What each local step of one client sees, where persons are protected.
+
+    A person none of whose records is usable contributes nothing.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        client: int,
+        batches: Batches,
+        device: torch.device | None = None,
+        *,
+        autograd: bool = False,
+    ) -> None:
+        spans = federation.persons
+        starts = spans.starts[spans.offsets[client] : spans.offsets[client + 1] + 1]
+        self._rows = np.arange(starts[0], starts[-1])
+        if federation.train.usable is not None:
+            self._rows = self._rows[federation.train.usable[starts[0] : starts[-1]]]
+        self._begins = np.searchsorted(self._rows, starts)
+        self._federation, self._batches = federation, batches
+        self._device, self._autograd = device, autograd
+        self.steps = batches.steps
+        self.active = [1] * int(batches.steps[0])
+        self._whole: PersonBatch | None = None  # if all steps see all persons
+
+    def __len__(self) -> int:
+        return 1
+
+    @property
+    def most_steps(self) -> int:
+        return len(self.active)
+
+    def batch(self, step: int) -> PersonBatch:
+        """Return the batch of a step."""
+        if self._whole is not None:
+            return self._whole
+        positions, mask = self._batches.at(step)
+        persons = positions[0][mask[0]]
+        counts = np.diff(self._begins)[persons]
+        persons, counts = persons[counts > 0], counts[counts > 0]
+        ends = np.cumsum(counts)
+        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+        rows = self._rows[np.repeat(self._begins[persons], counts) + within]
+        found = model_rows(self._federation, rows, autograd=self._autograd)
+        inputs, targets = (as_tensor(part).to(self._device) for part in found)
+        batch = PersonBatch(inputs, targets, counts)
+        if self._batches.full:
+            self._whole = batch
+        return batch
 
 
 def model_rows(

@@ -41,6 +41,7 @@ class SharedFederation:
     inputs: SharedColumn
     targets: SharedColumn
     usable: SharedColumn | None
+    persons: SharedColumn | None
     offsets: SharedColumn
     task: Task
     classes: int
@@ -50,7 +51,8 @@ class SharedFederation:
 
     def open(self) -> Federation:
         usable = None if self.usable is None else np.asarray(self.usable.open(), dtype=np.bool_)
-        train = Examples(self.inputs.open(), self.targets.open(), usable)
+        persons = None if self.persons is None else np.asarray(self.persons.open(), dtype=np.int64)
+        train = Examples(self.inputs.open(), self.targets.open(), usable, persons)
         nothing = Examples(train.inputs[:0], train.targets[:0])
         offsets = np.asarray(self.offsets.open(), dtype=np.int64)
         return Federation(
@@ -68,7 +70,7 @@ class SharedFederation:
     @property
     def descriptors(self) -> list[int]:
         """File descriptors that a worker process must inherit."""
-        columns = (self.inputs, self.targets, self.usable, self.offsets)
+        columns = (self.inputs, self.targets, self.usable, self.persons, self.offsets)
         places = (column.place for column in columns if column is not None)
         return [place for place in places if isinstance(place, int)]
 
@@ -86,11 +88,12 @@ def bytes_to_copy(federation: Federation) -> int:
 
 def share(federation: Federation) -> SharedFederation:
     """Put a federation where worker processes can read it."""
-    usable = federation.train.usable
+    usable, persons = federation.train.usable, federation.train.persons
     return SharedFederation(
         _share(federation.train.inputs, "inputs"),
         _share(federation.train.targets, "targets"),
         None if usable is None else _share(usable, "usable"),
+        None if persons is None else _share(persons, "persons"),
         _share(federation.offsets, "offsets"),
         federation.task,
         federation.classes,

@@ -10,15 +10,11 @@ the user has filled before.
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import torch
@@ -27,6 +23,7 @@ from torch.nn.functional import interpolate
 
 from fedveil.core.arguments import settle
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.public_networks import called, offline, weights_digest
 from fedveil.training.models.frozen import read_weights
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its colours
@@ -60,8 +57,8 @@ class BackboneFeatures:
         backbone_weights: A safetensors or PyTorch file of weights to load into it.
         backbone_head: The network's own classifier, a layer to leave out; None: it has none.
         pixels: Height and width of what the network sees; None: its own.
-        digest: SHA-256 of all weights. Computed where it is empty, else compared: a model that was
-            trained on one network's features is not used on another's.
+        digest: SHA-256 of its layers and weights. Computed where it is empty, else compared: a
+            model that was trained on one network's features is not used on another's.
     """
 
     backbone: str
@@ -77,7 +74,7 @@ class BackboneFeatures:
         found = self._loaded()[2]
         if self.digest and self.digest != found:
             raise PrivacyRefusal(
-                f"model.backbone: {self.backbone} has weights of SHA-256 {found[:16]}..., and the "
+                f"model.backbone: {self.backbone} has SHA-256 {found[:16]}..., and the "
                 f"model was trained on features of {self.digest[:16]}...",
                 "install the weights that the model was trained with",
             )
@@ -90,6 +87,14 @@ class BackboneFeatures:
             f"Inputs are made of each example alone by the network {self.backbone} (SHA-256 of its "
             f"weights {self.digest[:16]}...), whose training data are declared to be public."
         )
+
+    @property
+    def cache_key(self) -> str:
+        """What the features of a picture depend on: code that is read from a file included."""
+        _, steps, digest = self._loaded()
+        place = self.backbone.rpartition(":")[0]
+        code = Path(place).read_text(encoding="utf-8") if place.endswith(".py") else self.backbone
+        return repr((digest, code, steps, self.pixels))
 
     def __call__(self, example: Tensor) -> Tensor:
         """Return the features `[width]` of one picture `[h, w]` or `[h, w, colours]`."""
@@ -168,7 +173,7 @@ def _load(name: str, weights: str | None, head: str | None) -> tuple[nn.Module, 
             f"model.backbone: {name!r} names no network. Write timm:NAME, torchvision:NAME, "
             "transformers:PATH, package.module:function or FILE.py:function."
         )
-    with _offline(name):
+    with offline("model.backbone", name):
         network, steps = _LOADERS.get(kind, _from_function)(name if kind not in _LOADERS else rest)
     if not isinstance(network, nn.Module):
         raise ConfigError(
@@ -177,42 +182,14 @@ def _load(name: str, weights: str | None, head: str | None) -> tuple[nn.Module, 
     if weights is not None:
         _fill(network, Path(weights))
     if head is not None:
-        if head not in dict(network.named_modules()):
+        if not head or head not in dict(network.named_modules()):  # "" is the network itself
             layers = ", ".join(one for one, _ in network.named_children())
             raise ConfigError(
                 f"model.backbone_head: {name} has no layer {head!r}. Its outer layers are {layers}."
             )
         network.set_submodule(head, nn.Identity())
     network.requires_grad_(False).eval()
-    return network, steps, _digest(network)
-
-
-@contextmanager
-def _offline(name: str) -> Iterator[None]:
-    """Let libraries look for weights on this machine only."""
-    before = {key: os.environ.get(key) for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
-    os.environ.update(dict.fromkeys(before, "1"))
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            f"model.backbone: {name} needs a package that is not installed ({error.name}). "
-            f"Install it with: pip install {error.name}"
-        ) from None
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever another library raises without its files
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"model.backbone: {name} cannot be loaded from this machine ({said}). Put its weights "
-            "into the library's cache first, or name a file in model.backbone_weights."
-        ) from None
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
+    return network, steps, weights_digest(network)
 
 
 def _from_timm(name: str) -> tuple[nn.Module, Preprocessing]:
@@ -246,11 +223,7 @@ def _from_transformers(path: str) -> tuple[nn.Module, Preprocessing]:
 
 def _from_function(name: str) -> tuple[nn.Module, Preprocessing]:
     """Call the function of a module or file; its network may say `pixels`, `mean` and `std`."""
-    place, _, function = name.rpartition(":")
-    if place.endswith(".py"):
-        network = run_path(place)[function]()
-    else:
-        network = getattr(import_module(place), function)()
+    network = called(name)
     usual = Preprocessing()
     return network, Preprocessing(
         *(getattr(network, key, getattr(usual, key)) for key in ("pixels", "mean", "std"))
@@ -284,12 +257,3 @@ def _fill(network: nn.Module, path: Path) -> None:
             f"model.backbone_weights: {path} has no {missing[0]} ({len(missing)} weights are "
             "missing). Name the file that belongs to model.backbone."
         )
-
-
-def _digest(network: nn.Module) -> str:
-    """Return the SHA-256 of all weights and stored statistics, by name."""
-    digest = hashlib.sha256()
-    for name, tensor in network.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -12,6 +12,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.data.unusable import with_tokens_below
 from fedveil.training.models.flat import layout_of
+from fedveil.training.models.structure import drawing_from
 
 _TWO = 2  # made-up examples, so that a missing batch axis shows
 
@@ -79,7 +80,7 @@ def _tried(module: nn.Module, federation: Federation) -> Tensor:
     seen = torch.from_numpy(np.ascontiguousarray(federation.model_inputs(inputs)))
     own = copy.deepcopy(module).train()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), drawing_from(0):
             outputs = own(seen)
     except Exception as error:  # whatever a user's module may raise
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]

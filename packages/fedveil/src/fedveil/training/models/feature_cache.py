@@ -1,8 +1,9 @@
 """Features of named data sets in the user's cache, by the content of each example.
 
-Whichever clients examples are dealt to, and in whatever order, their features are made once. A
-directory for each map holds shelves: examples' digests and their features, written in one go and
-never changed. Another process may add shelves at any time.
+Whichever clients examples are dealt to, and in whatever order, their features are computed once. A
+directory for each map holds shelves of a thousand examples: their digests and their features,
+written in one go and never changed. An interrupted computation loses one shelf at most, and another
+process may add shelves at any time.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.progress import in_blocks
 from fedveil.data.columns import Array
 from fedveil.data.storage import map_columns, write_columns
 
-_BLOCK = 256  # examples copied at a time
 _DIGEST = 16  # bytes
+SHELF = 1024  # examples
 _MANIFEST = "features.json"
 
 Digests = npt.NDArray[np.uint8]  # [examples, 16]
@@ -30,17 +32,21 @@ Half = npt.NDArray[np.float16]
 
 
 def recalled(home: Path, inputs: Array, make: Callable[[Array], Half]) -> Array:
-    """Features of all inputs, memory-mapped; `make` is asked for those that are not there."""
+    """Return the features of all inputs, memory-mapped, and compute those that are not kept yet.
+
+    Args:
+        home: The directory of the map's features.
+        inputs: `[examples, ...]`, as stored.
+        make: Computes the features `[n, ...]` of some inputs `[n, ...]`.
+    """
     digests, shelves = _digests(inputs), _shelves(home)
     if not len(inputs):
         return np.zeros((0, *shelves[0][1].shape[1:]), np.float16) if shelves else make(inputs)
     where = _where(shelves)
     missing = [row for row, one in enumerate(digests) if one.tobytes() not in where]
-    if missing:
-        whole = len(missing) == len(inputs)  # as a rule: a copy of all inputs is not needed then
-        made = make(inputs if whole else inputs[missing])
-        shelves.append(_added(home, digests[missing], made))
-        where = _where(shelves)
+    for rows in in_blocks(missing, SHELF, "features"):
+        shelves.append(_added(home, digests[rows], make(inputs[rows])))
+    where = _where(shelves)
     places = [where[one.tobytes()] for one in digests]
     first, start = places[0]
     known, features = shelves[first]

@@ -25,17 +25,19 @@ from torch import Tensor
 
 from fedveil.core.containment import contained, silence
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.progress import in_blocks
+from fedveil.core.public_networks import one_thread
 from fedveil.core.registry import Registry
 from fedveil.data.columns import Array
 from fedveil.data.declared import used_again
-from fedveil.data.federation import Examples, Federation, Scaling
+from fedveil.data.federation import Federation, Scaling
 from fedveil.data.sources.files import cache_directory
 from fedveil.training.models.backbone import BackboneFeatures
-from fedveil.training.models.feature_cache import recalled, unnamed
+from fedveil.training.models.feature_cache import SHELF, recalled, unnamed
 from fedveil.training.models.patches import PatchFeatures
 from fedveil.training.models.random_features import RandomFeatures
 from fedveil.training.models.scattering import Scattering
-from fedveil.training.models.whitening import DIRECTIONS, check_drawings, one_thread, whitened
+from fedveil.training.models.whitening import DIRECTIONS, check_drawings, whitened
 
 _BLOCK = 256  # examples read at a time
 VERSION = 4  # of the features; another one makes cached ones worthless
@@ -185,7 +187,8 @@ class Featurizer:
         self._check()
         shape = (len(inputs), *self.shape)
         found = unnamed(shape) if len(inputs) else np.zeros(shape, np.float16)
-        self.write(inputs, found)
+        for rows in in_blocks(range(len(inputs)), SHELF, "features"):
+            self.write(inputs[rows[0] : rows[-1] + 1], found[rows[0] :])
         return found
 
     def _check(self) -> None:
@@ -268,7 +271,7 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
             columns[part] = recalled(home, own.inputs, featurizer.mapped)
         else:
             columns[part] = featurizer.mapped(own.inputs)
-    made = {part: Examples(columns[part], own.targets, own.usable) for part, own in parts.items()}
+    made = {part: replace(own, inputs=columns[part]) for part, own in parts.items()}
     # Features lie in memory of their own: that their images were shared would not show any more.
     train, *others = (own.inputs for own in parts.values())
     return replace(
@@ -286,7 +289,8 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
 
 def _home(featurizer: Featurizer, inputs: Array) -> Path:
     """Where the features are kept that this map makes of such examples, by this code."""
-    about = (VERSION, torch.__version__, featurizer.features, inputs.dtype, inputs.shape[1:])
+    features = getattr(featurizer.features, "cache_key", featurizer.features)
+    about = (VERSION, torch.__version__, features, inputs.dtype, inputs.shape[1:])
     digest = hashlib.sha256(repr(about).encode())
     if (scaling := featurizer.scaling) is not None:
         for column in (scaling.shift, scaling.factor):

@@ -18,13 +18,8 @@ from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, conv2d
 
 from fedveil.core.arguments import check_fields, flag, whole
 from fedveil.core.errors import ConfigError
-from fedveil.training.models.whitening import (
-    DIRECTIONS,
-    check_drawings,
-    drawn,
-    one_thread,
-    whitened,
-)
+from fedveil.core.public_networks import one_thread
+from fedveil.training.models.whitening import DIRECTIONS, check_drawings, drawn, whitened
 
 PATCH = 6  # pixels on each side
 _GRID = 3  # places on each side of an image that are told apart

@@ -10,8 +10,7 @@ classes). The drawings are made by a formula (`models.drawings`): no data have a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.public_networks import one_thread
 from fedveil.training.models.drawings import DRAWINGS
 
 DIRECTIONS = 800  # that are kept, if nothing else is said
@@ -85,14 +85,3 @@ def drawn(drawings: str, what: int, how: int, shape: tuple[int, ...]) -> Tensor:
     if len(shape) == 2:
         return image.mean(dim=2)
     return image if shape[2] == 3 else image.mean(dim=2, keepdim=True).expand(shape)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """How many threads share a sum must not show in its last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,0 +1,86 @@
+"""Frozen public networks: found on this machine only, known by a digest, run in one thread."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from runpy import run_path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedveil.core.errors import ConfigError
+
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+@contextmanager
+def offline(key: str, name: str) -> Iterator[None]:
+    """Let libraries look for weights on this machine only.
+
+    Args:
+        key: The recipe's key that names the network, for messages.
+        name: The network.
+
+    Raises:
+        ConfigError: A package is not installed, or the network cannot be loaded.
+    """
+    before = {variable: os.environ.get(variable) for variable in _OFFLINE}
+    os.environ.update(dict.fromkeys(before, "1"))
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{key}: {name} needs a package that is not installed ({error.name}). "
+            f"Install it with: pip install {error.name}"
+        ) from None
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever another library raises without its files
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"{key}: {name} cannot be loaded from this machine ({said}). Put its weights into the "
+            "library's cache first, or name a function that loads them from a file."
+        ) from None
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = value
+
+
+def called(name: str) -> Any:
+    """Return what a function without arguments returns.
+
+    Args:
+        name: `package.module:function` or `FILE.py:function`.
+    """
+    place, _, function = name.rpartition(":")
+    if place.endswith(".py"):
+        return run_path(place)[function]()
+    return getattr(import_module(place), function)()
+
+
+def weights_digest(network: nn.Module) -> str:
+    """Return the SHA-256 of a network's layers, weights and stored statistics."""
+    digest = hashlib.sha256(repr(network).encode())
+    for name, tensor in network.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """How many threads share a sum must not show in its last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
