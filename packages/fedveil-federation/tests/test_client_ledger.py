@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from fedveil.privacy.mechanisms import (
     Zcdp,
 )
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
+from fedveil_federation import client_events
 from fedveil_federation.client_ledger import ClientLedger, LifetimeBudgetExceeded, TermsRefused
 
 DELTA = 1e-6
@@ -157,13 +159,33 @@ def test_a_rho_known_for_one_adjacency_is_not_used_for_another(tmp_path: Path) -
     assert covered.spent() > 0
 
 
-def test_record_level_releases_do_not_protect_a_whole_client(tmp_path: Path) -> None:
-    record = replace(LOCAL, unit=Unit.RECORD)
-    with pytest.raises(TermsRefused, match="single records"):
-        ClientLedger(tmp_path / "client", 5.0, DELTA).reserve(ONCE, record)
-    ledger = ClientLedger(tmp_path / "record", 5.0, DELTA, unit=Unit.RECORD)
-    ledger.reserve(ONCE, record)
-    assert ledger.spent() == pytest.approx(gaussian_epsilon(1 / 4), rel=1e-6)
+@pytest.mark.parametrize(
+    ("ledgers", "released", "contributions", "factor"),
+    [
+        (Unit.CLIENT, Unit.RECORD, None, None),
+        (Unit.CLIENT, Unit.PERSON, 1, None),
+        (Unit.PERSON, Unit.RECORD, None, None),
+        (Unit.RECORD, Unit.PERSON, 1, None),  # one record can turn the mean of its person round
+        (Unit.RECORD, Unit.RECORD, None, 1),
+        (Unit.PERSON, Unit.PERSON, 1, 1),
+        (Unit.PERSON, Unit.PERSON, 3, 3),  # at three sites: three contributions to a sum
+        (Unit.PERSON, Unit.CLIENT, None, 2),  # one person can turn the update of its site round
+    ],
+)
+def test_what_protects_a_part_does_not_protect_the_whole(
+    path: Path, ledgers: Unit, released: Unit, contributions: int | None, factor: int | None
+) -> None:
+    """Closed form: the sum moves by so many clips; None: nothing bounds it, so it is refused."""
+    ledger = ClientLedger(path, 15.0, DELTA, unit=ledgers)
+    model = replace(LOCAL, unit=released, contributions=contributions)
+    if factor is None:
+        with pytest.raises(TermsRefused):
+            ledger.reserve(ONCE, model)
+        with pytest.raises(TermsRefused):
+            ledger.afford([ONCE], model)
+    else:
+        ledger.reserve(ONCE, model)
+        assert ledger.spent() == pytest.approx(gaussian_epsilon(factor / 4), rel=1e-6)
 
 
 @pytest.mark.parametrize("ledgers", list(Adjacency))
@@ -632,3 +654,18 @@ def test_a_reopened_ledger_has_the_terms_and_the_charges_that_it_had(path: Path)
         assert getattr(again, name) == getattr(first, name)
     assert again.budget_epsilon == 2.0
     assert again.spent() == first.spent() > 0
+
+
+def test_the_copy_of_events_is_whole_though_several_write_at_once(path: Path) -> None:
+    """Two federations on one ledger are two processes; a site alone has threads."""
+    ClientLedger(path, 5.0, DELTA)
+    backup = path.read_bytes()
+
+    def written(number: int) -> None:
+        with client_events.transaction(path) as events:
+            events.append("state", {"number": number})
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(written, range(60)))
+    path.write_bytes(backup)
+    assert client_events.restore(path) == 60

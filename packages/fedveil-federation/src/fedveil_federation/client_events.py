@@ -289,6 +289,7 @@ def _copy(database: sqlite3.Connection, name: str) -> None:
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "r+b") as file:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # others may have committed since, and copy as well
         whole = file.seek(0, os.SEEK_END)
         file.seek(max(0, whole - _LONGEST_EVENT))
         lines = file.read().splitlines(keepends=True)

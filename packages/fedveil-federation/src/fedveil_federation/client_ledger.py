@@ -45,8 +45,10 @@ class ClientLedger:
     budget_epsilon, delta: the client's lifetime guarantee. On reopening, a lower budget is adopted
         and remembered; a higher one, or another delta, is refused.
     unit, adjacency: what the guarantee is about. Every release is accounted under this adjacency,
-        whatever its own run reports. A record-level ledger also takes client-level releases, and
-        charges them as if the whole client were replaced: one record can do that.
+        whatever its own run reports. A ledger about records or persons also takes client-level
+        releases, and charges them as if the whole client were replaced: one record can do that. A
+        ledger about persons is about the records that one person has at this client: what others
+        do with those that they have of the same person is not in it.
     trust: the most that the client trusts. Amplification by sampling rests on a trusted
         aggregator, so amplified releases need `Trust.CENTRAL`.
     """
@@ -163,16 +165,20 @@ class ClientLedger:
             self._fits(charged, body, events.budget())
             return events.append("reserve", body)
 
-    def afford(self, releases: Sequence[Release], privacy_model: PrivacyModel) -> None:
-        """Refuse what `reserve` would refuse of all these together, and write nothing down."""
+    def afford(self, releases: Sequence[Release], privacy_model: PrivacyModel) -> float:
+        """Refuse what `reserve` would refuse of all these together, and write nothing down.
+
+        Returns:
+            The lifetime epsilon after all of them.
+        """
         for release in releases:
             self._check(release, privacy_model)
         with self._events() as events:
             *others, last = (_body(release, privacy_model, "") for release in releases)
             charged = [*events.charged(), *((body, 1) for body in others)]
-            self._fits(charged, last, events.budget())
+            return self._fits(charged, last, events.budget())
 
-    def _fits(self, charged: list[tuple[Body, int]], body: Body, allowed: float) -> None:
+    def _fits(self, charged: list[tuple[Body, int]], body: Body, allowed: float) -> float:
         epsilon = self._epsilon([*charged, (body, 1)])
         if not epsilon <= allowed:
             raise LifetimeBudgetExceeded(
@@ -180,6 +186,7 @@ class ClientLedger:
                 f"client's budget of {allowed:g} at delta {self.delta:g}",
                 "stay out of this run, or ask for more noise",
             )
+        return epsilon
 
     def commit(self, reservation: int) -> None:
         """Confirm that what was reserved has left. It counts either way; now for good."""
@@ -207,10 +214,10 @@ class ClientLedger:
                 f"{self.trust}",
                 f"use a run under {self.trust} trust",
             )
-        if privacy_model.unit is Unit.RECORD and self.unit is Unit.CLIENT:
+        if privacy_model.unit not in (self.unit, Unit.CLIENT):
             raise TermsRefused(
-                "the release protects single records, this ledger a whole client",
-                "use a client-level run, or keep a record-level ledger",
+                f"the release protects {privacy_model.unit}s, this ledger is about one {self.unit}",
+                f"use a run that protects {self.unit}s or clients",
             )
         guarantee = account(
             [release], privacy_model=self._terms(release, privacy_model), delta=self.delta

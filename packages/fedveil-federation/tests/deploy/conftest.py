@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import Any
 
 import pytest
+from tests.deploy.hospitals import forget_rows
 
 from fedveil_federation.deploy import certificates, hub_service
 
@@ -22,6 +23,11 @@ def umask() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def rows() -> None:
+    forget_rows()
+
+
+@pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine's sites are not away."""
     monkeypatch.setattr(hub_service, "_HELLO", 600.0)
@@ -29,11 +35,11 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def _keys(make: Any) -> Iterator[Any]:
-    return cycle([make() for _ in range(6)])
+    return cycle([make() for _ in range(9)])
 
 
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RSA keys take a while to make: six serve all tests in turn, more than one federation has."""
+    """RSA keys take a while to make: nine serve all tests in turn, more than one federation has."""
     made = _keys(certificates._new_key)
     monkeypatch.setattr(certificates, "_new_key", lambda: next(made))

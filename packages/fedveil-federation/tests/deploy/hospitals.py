@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from fedveil.core.randomness import Randomness
 from fedveil.planning import recipe as recipes
 from fedveil.planning.recipe import Recipe
 from fedveil.run.run import Run
-from fedveil_federation.deploy.courier import MemoryCourier
+from fedveil_federation.deploy.courier import Courier, MemoryCourier
 from fedveil_federation.deploy.hub_service import HubJob, HubService
 from fedveil_federation.deploy.site_service import SiteService
 from fedveil_federation.deploy.state_dirs import Bundle, HubHome, SiteHome
@@ -82,7 +83,7 @@ class Hospitals:
     folder: Path
     hub: HubHome
     homes: dict[str, SiteHome]
-    courier: MemoryCourier = field(default_factory=MemoryCourier)
+    courier: Courier = field(default_factory=MemoryCourier)
     sites: dict[str, SiteService] = field(default_factory=dict)
     finished: list[tuple[Run, Recipe]] = field(default_factory=list)
     recipe: dict[str, Any] = field(default_factory=lambda: RECIPE)
@@ -128,6 +129,11 @@ class Hospitals:
             self.end(site)
 
 
+def forget_rows() -> None:
+    """Let the rows of one test be charged in another, which has them too."""
+    shutil.rmtree(Path(os.environ["XDG_STATE_HOME"]) / "fedveil" / "rows", ignore_errors=True)
+
+
 @cache
 def _founded(holdout: float, label: str) -> TemporaryDirectory[str]:
     """Keys take a second to make: once for all tests."""
@@ -150,10 +156,17 @@ def hospitals(
     rows: int = 80,
     label: str = "ill",
     table: Callable[[int, int], str] = table,
+    address: str = "",
+    person_column: str | None = None,
 ) -> Hospitals:
     """A federation that was founded and joined; nobody is there yet."""
-    shutil.copytree(_founded(holdout, label).name, folder, dirs_exist_ok=True)
-    hub = HubHome(folder / "hub")
+    forget_rows()
+    if address:
+        schema = {"label": label, "columns": COLUMNS, "holdout": holdout}
+        hub = HubHome.create(folder / "hub", "hospitals", address, SITES, **schema)
+    else:
+        shutil.copytree(_founded(holdout, label).name, folder, dirs_exist_ok=True)
+        hub = HubHome(folder / "hub")
     (folder / "policy.toml").write_text(policy)
     (folder / "test.csv").write_text(table(60, 99))
     homes = {}
@@ -161,5 +174,7 @@ def hospitals(
         data = folder / f"{site}.csv"
         data.write_text(table(rows + 10 * number, number))
         bundle = Bundle.read(hub.path / "bundles" / f"{site}.bundle")
-        homes[site] = SiteHome.create(folder / site, bundle, data, folder / "policy.toml")
+        homes[site] = SiteHome.create(
+            folder / site, bundle, data, folder / "policy.toml", person_column=person_column
+        )
     return Hospitals(folder, hub, homes)

@@ -151,7 +151,7 @@ def test_a_hub_reaches_sites_through_a_courier_of_its_own_account(site: Victims)
         assert (hub.poll(), courier.poll()) == (None, None)
         tried = found_by(COURIER, str(home), str(shared))
         readable = {Path(place).name for place, what in tried.items() if what == "read"}
-        files = {"link.json", "link.crt", "link.pem", "authority.crt"}
+        files = {"link.json", "link.crt", "link.pem", "authority.crt", "keys.json"}
         assert readable == {shared.name, *files}
         # Nobody else gets to either socket.
         assert found_by(STRANGER, str(shared / "relay")) == {str(shared / "relay"): "refused"}

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 from tests.deploy.hospitals import COLUMNS, POLICY, SITES, table
@@ -81,6 +82,24 @@ def test_from_nothing_to_a_site(here: Path, capsys: Any) -> None:
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
+def test_a_site_whose_patients_have_several_visits(here: Path, capsys: Any) -> None:
+    init(capsys)
+    (here / "policy.toml").write_text(POLICY.replace('"record"', '"person"'))
+    lines = (here / "patients.csv").read_text().splitlines()
+    visits = [f"{line.rpartition(',')[0]},p{n % 7}" for n, line in enumerate(lines[1:49])]
+    nobody = [f"{line.rpartition(',')[0]}," for line in lines[49:]]
+    (here / "patients.csv").write_text("\n".join([lines[0], *visits, *nobody]) + "\n")
+    joined = join(capsys, "--person-column", "patient")
+    assert (joined["rows"], joined["persons"], joined["inputs"]) == (48, 7, 5)
+    assert "2 of 50 rows name no person" in joined["notes"][0]
+    assert len(np.unique(SiteHome(here / "north").rows().train.persons)) == 7
+    assert answer(capsys, "site", "ledger", "--home", "north")["unit"] == "person"
+    again = ("site", "join", "hospitals/bundles/south.bundle", "--data", "patients.csv")
+    for column in ("age", "ill", "nowhere"):  # an input, the label, no column
+        said = refusal(capsys, *again, "--policy", "policy.toml", "--person-column", column)
+        assert column in said
+
+
 def test_what_people_read(here: Path, capsys: Any) -> None:
     words = ("--hub", "localhost:8002", *SHELL, "--schema", "schema.toml", "--label", "ill")
     assert main(["federation", "init", "hospitals", *words]) == 0
@@ -128,7 +147,7 @@ def test_a_site_that_cannot_join_leaves_nothing_behind(
 ) -> None:
     init(capsys)
 
-    def broken(self: object, path: Path) -> list[str]:
+    def broken(self: object, path: Path, person_column: str | None) -> list[str]:
         raise ConfigError("something about rows")
 
     monkeypatch.setattr(TableSchema, "remarks", broken)
@@ -250,6 +269,7 @@ def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) 
         (("[budget]", "budget = 3\n[bdget]"), "say what a run may cost"),
         (("epsilon = 50.0", "epsilon = -1.0"), "lifetime.epsilon = -1.0: need a number above 0"),
         (('"record", "client"', '"patient"'), "policy: allow.units: unknown 'patient'"),
+        (('"record", "client"', '"record", "person"'), "policy: allow.units: plans for records"),
         (("[show]", '[ask]\nhubs = ["..."]\n[show]'), "ask.hubs names others than this"),
         (("[show]", "[show"), "not valid TOML"),
     ],

@@ -58,7 +58,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Hospitals:
         job = queue.next()
         assert job is not None
         queue.end(job, "stopped")
-        home.keep_plan("0" * 64, b"{}")
+        home.keep_plan("0" * 64, b"{}", "first")
         made.start("north")
         made.service().hellos()  # for which it has worked out what was spent
         made.close()
@@ -110,7 +110,7 @@ def test_commands_of_a_site_say_in_one_line_which_file_is_damaged(
     damage: str, used: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     found = _fails(used.homes["north"], damage, monkeypatch, capsys)
-    needed = {"site.toml", "policy.toml", "site.crt", "site.pem", "store.key", "store.db"}
+    needed = {"site.toml", "policy.toml", "own.crt", "own.pem", "store.key", "store.db"}
     if damage != "gone":  # the list could be confirmed again
         needed.add("members.toml")
     assert needed <= found

@@ -47,6 +47,7 @@ def test_the_same_rows_from_every_kind_of_file(tmp_path: Path) -> None:
     [
         ("ward", {"separator": ";"}, "'ward' has a separator, which is for the label"),
         ("ill", {"type": "category", "buckets": 4}, "the label 'ill' must be in it"),
+        ("notes", {"type": "text"}, "'notes'"),
     ],
 )
 def test_a_schema_that_no_site_could_read_is_refused_at_once(

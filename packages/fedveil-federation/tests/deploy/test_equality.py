@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.deploy.world import NAME, POLICY, facts_of, recipe_of, world
+from tests.deploy.world import NAME, POLICY, facts_of, recipe_of, visits, world
 
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
@@ -66,10 +66,14 @@ def several_labels() -> Federation:
 PUBLIC = ("public weights", "records, adapters")
 DATA = {
     "features of images": image_rows,
+    "features of a public network": image_rows,
     "records as features": image_rows,
     "texts": text_rows,
     "several labels": several_labels,
     "records of several labels": several_labels,
+    "persons, one step": visits,
+    "persons, secret batches": visits,
+    "persons, several steps": visits,
 }
 CASES: dict[str, dict[str, Any]] = {
     "noise shares, rotated": {},
@@ -138,6 +142,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model__angles": 2,
         "model__whiten": "strokes",
     },
+    "features of a public network": {},
     "rows as random features": {"model__features": "random", "model__width": 6},
     "texts": {"model__name": "lstm", "model__hidden": [4]},
     "public weights": {"model__name": "mlp", "model__hidden": [5], "model__frozen": ["backbone"]},
@@ -193,9 +198,43 @@ CASES: dict[str, dict[str, Any]] = {
         "model__name": "mlp",
         "model__hidden": [5],
     },
+    "persons, one step": {
+        "training__method": "dp-sgd",
+        "training__batches": "shuffled",
+        "training__local_epochs": None,
+        "privacy__unit": "person",
+        "privacy__sites_per_person": 2,
+    },
+    "persons, secret batches": {
+        "training__method": "dp-sgd",
+        "training__batches": "poisson",
+        "training__batch_size": 4,
+        "training__local_epochs": None,
+        "privacy__unit": "person",
+        "model__name": "mlp",
+        "model__hidden": [5],
+    },
+    "persons, several steps": {
+        "training__method": "gradient-noise",
+        "training__batch_size": 3,
+        "training__local_epochs": None,
+        "training__local_steps": 2,
+        "privacy__unit": "person",
+        "privacy__epsilon": 55.0,
+    },
 }
 
 
+NETWORK = """
+import torch
+from torch import nn
+
+def network():
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+    made.pixels = 8
+    return made
+"""
 SLOW = ("a graph that an honest hub draws",)
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
 
@@ -210,8 +249,16 @@ def test_the_same_weights_as_in_one_process(
         given, own = public_weights(tmp_path), tmp_path / "site's own"
         own.write_bytes(given.read_bytes())
         start, allow["starts"] = {"model__start": str(given)}, [str(own)]
+    if name == "features of a public network":
+        for folder in ("hub", "site"):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "net.py").write_text(NETWORK)
+        start = {"model__backbone": f"{tmp_path}/hub/net.py:network", "model__backbone_head": "2"}
+        allow["backbones"] = [f"{tmp_path}/{path}:network" for path in ("none.py", "site/net.py")]
     recipe = recipe_of(**CASES[name], **start)
-    unit = Unit.RECORD if name.startswith("records") else Unit.CLIENT
+    unit = next((one for one in Unit if name.startswith(f"{one}s, ")), Unit.CLIENT)
+    unit = Unit.RECORD if name.startswith("records") else unit
+    allow |= {"units": ["client", "person"]} if unit is Unit.PERSON else {}
     central = name == "a trusted hub"
     allow |= {"trust": ["central"]} if central else {}
     made = world(

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from fedveil.core.errors import ConfigError
 from fedveil_federation.deploy import certificates, courier_process, https
 from fedveil_federation.deploy.agreement import Agreement
 from fedveil_federation.deploy.certificates import Pair
-from fedveil_federation.deploy.courier import HUB, Settings, Unreachable, most_reply
+from fedveil_federation.deploy.courier import HUB, KEYS, Settings, Unreachable, most_reply
 from fedveil_federation.deploy.courier_process import CourierProcess
 from fedveil_federation.deploy.https import HubLink, SiteLink
 from fedveil_federation.deploy.sockets import free_port
@@ -69,19 +70,22 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.authority = folder, certificates.new_authority("hospitals")
+        self.keys: dict[str, list[str]] = {}
         self.settings = Settings("https", HUB, SITES, "localhost", free_port(), "", 10 * MEGABYTE)
         self.hub = HubLink(self.settings, self.kit("hub", "localhost"))
         self.hub.start()
         wait_for(self._listens)
 
     def kit(self, name: str, host: str | None = None, pair: Pair | None = None) -> Path:
-        """A party's files; those of its certificate may be given."""
+        """A party's files; those of its certificate may be given. The hub is told of its key."""
         place = self.folder / name
         place.mkdir(parents=True, exist_ok=True)
         own = pair or certificates.new_pair(self.authority, name, host)
         (place / "authority.crt").write_text(self.authority.certificate)
         (place / "link.crt").write_text(own.certificate)
         (place / "link.pem").write_text(own.key)
+        self.keys.setdefault(name, []).append(certificates.key_of(own.certificate))
+        (self.folder / "hub" / KEYS).write_text(json.dumps(self.keys))
         return place
 
     def peer(self, name: str = "south", **options: Any) -> http.client.HTTPSConnection:
@@ -147,7 +151,9 @@ def test_nobody_is_let_in_without_a_certificate(world: World) -> None:
     assert not answered(context, world.settings.port)
 
 
-@pytest.mark.parametrize("kind", ["another authority", "expired", "the hub's", "unknown name"])
+@pytest.mark.parametrize(
+    "kind", ["another authority", "expired", "the hub's", "unknown name", "a bundle that was used"]
+)
 def test_nobody_is_let_in_with_another_certificate(world: World, kind: str) -> None:
     if kind == "another authority":
         pair = certificates.new_pair(certificates.new_authority("hospitals"), "south")
@@ -158,10 +164,25 @@ def test_nobody_is_let_in_with_another_certificate(world: World, kind: str) -> N
     elif kind == "the hub's":
         pair = certificates.new_pair(world.authority, "localhost", "localhost")
     else:
-        pair = certificates.new_pair(world.authority, "west")
+        used = kind == "a bundle that was used"
+        pair = certificates.new_pair(world.authority, "south" if used else "west")
+    for name in ("south", "west", "localhost"):  # so that its key is not why it is refused
+        world.kit(name, pair=None if kind == "a bundle that was used" else pair)
     context = https.client_context(world.kit("stranger", pair=pair))
     assert not answered(context, world.settings.port)
     assert world.hub.present() == ()
+
+
+def test_a_certificate_by_a_clock_that_is_hours_ahead_is_taken(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + timedelta(hours=20)
+
+    monkeypatch.setattr(certificates, "datetime", Ahead)
+    assert answered(https.client_context(world.kit("south")), world.settings.port)
 
 
 def test_tls_before_version_1_3_is_refused(world: World) -> None:
@@ -548,6 +569,7 @@ def test_the_demonstration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.Demo, "each", one_by_one)
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
         folder = Path(made)
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
         shown = demo.play(folder, rounds=4, rows=1500)
         report = folder / "hospitals" / "runs" / "first" / "report.html"
         assert "Certified" in report.read_text()

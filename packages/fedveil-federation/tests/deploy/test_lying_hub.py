@@ -30,7 +30,7 @@ from fedveil_federation.deploy.guard import MOST_PLANS, MOST_REQUESTS, MOST_RUNS
 from fedveil_federation.deploy.plan_document import PlanDocument, planned, resolved
 from fedveil_federation.deploy.work import Training
 from fedveil_federation.secagg.keys import new_keys
-from fedveil_federation.secagg.roster import Admission, Roster
+from fedveil_federation.secagg.roster import Roster
 from fedveil_federation.secagg.server import Server
 
 
@@ -146,6 +146,10 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
         lambda d: set_in(d, "model", backbone="os:getcwd"),
         "model.backbone",
     ),
+    "a network of unknown origin": (
+        lambda d: set_in(d, "model", backbone="5a" * 32),
+        "allow.backbones",
+    ),
     "weights of unknown origin": (
         lambda d: set_in(d, "model", start="5a" * 32),
         "weights of SHA-256 (5a){32}, which this site has not",
@@ -158,7 +162,7 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
         lambda d: set_in(d, "aggregation", min_honest=9),
         "min_honest",
     ),
-    "a forged roster": (forged_roster, "device 2: identity neither pinned nor certified"),
+    "a forged roster": (forged_roster, "device 2: another identity is pinned"),
     "a roster with a site missing": (
         lambda d: replace(d, cards=d.cards[:2]),
         "key cards of 2 sites, need all",
@@ -260,8 +264,8 @@ def test_other_plans_for_other_sites_are_refused(made: World) -> None:
 def server_of(made: World, document: PlanDocument) -> Server:
     sums = planned(document.parsed(), document.facts.federation()).secure_sums
     assert sums is not None
-    roster = Roster(made.members.secagg_name, Admission(made.members.pinned))
-    roster.admit_all(document.cards)
+    roster = Roster(made.members.secagg_name, made.members.pinned)
+    roster.admit(*document.cards)
     return Server(made.key, roster, sums.params)
 
 
@@ -451,15 +455,21 @@ def test_two_lists_with_one_fingerprint_are_too_many_to_try(made: World) -> None
     assert len(bytes.fromhex(digits)) * 8 >= 200
 
 
-def test_requests_about_a_round_do_not_fill_the_memory(made: World, tmp_path: Path) -> None:
-    run = made.hub().start(recipe_of(training__rounds=1), facts_of(made.data), tmp_path / "run")
-    run.finish()
-    (digest,) = made.guards["site-0"]._runs
-    header = {"kind": "disclose", "run": digest, "round": 0, "purpose": "update"}
-    said = [ask(made, 0, Message({**header, "n": n})).header for n in range(MOST_REQUESTS + 1)]
+def test_requests_about_a_round_do_not_fill_the_memory(made: World) -> None:
+    document = document_of(made)
+    assert begin(made, document, accepted(made, document)).header["status"] == "done"
+    terms = document.terms(planned(document.parsed(), document.facts.federation()))["update"]
+    mechanism: Any = terms.release.mechanism
+    opened = server_of(made, document).open(0, range(3), mechanism.dimension, 32, privacy=terms)
+    header = {"kind": "open", "run": document.digest, "round": 0, "purpose": "update", "clip": None}
+
+    def again(n: int) -> Message:
+        return ask(made, 0, Message({**header, "n": n}, (opened.plan,)))
+
+    said = [again(n).header for n in range(MOST_REQUESTS + 1)]
     assert said[0]["status"] == "done"
     assert said[-1]["reason"] == "100 requests about one round: go on with the next one"
-    assert ask(made, 0, Message({**header, "n": 0})).header["status"] == "done"  # as before
+    assert again(0).header["status"] == "done"  # as before
 
 
 def test_why_training_fails_is_not_told(made: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.deploy.hospitals import SITES, Hospitals, hospitals
+from tests.deploy.hospitals import SITES, Hospitals, forget_rows, hospitals
 
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
@@ -79,9 +79,7 @@ def _check_logs(made: Hospitals, lines: list[str]) -> None:
     assert sorted(taken) == [(number, 3) for number in (1, 2, 3) for _ in SITES]
     assert {"run": "first", "level": "info", "message": "run: done"}.items() <= told[-1].items()
     files = [made.hub.path / name for name in ("hub.key", "hub.pem", "authority.pem")]
-    files += [
-        home.path / name for home in made.homes.values() for name in ("store.key", "site.pem")
-    ]
+    files += [home.path / name for home in made.homes.values() for name in ("store.key", "own.pem")]
     for secret in {word for file in files for word in file.read_text().split() if len(word) > 30}:
         assert not any(secret in line for line in lines)
 
@@ -275,10 +273,11 @@ def test_who_has_left_keeps_the_ledger_and_nothing_else(made: Hospitals) -> None
 
 def test_certificates_are_renewed_before_they_expire(made: Hospitals) -> None:
     made.meet()
+    made.service().step()
     pair, authority = made.homes["north"].certificate, made.hub.authority
     short = certificates.renewed(authority, pair.certificate, days=10)
     made.hub.keep_site_certificate("north", short)
-    keep_pair(made.homes["north"].path, "site", Pair(short, pair.key))
+    keep_pair(made.homes["north"].path, "own", Pair(short, pair.key))
     own = made.hub.certificate
     ending = certificates.renewed(authority, own.certificate, "localhost", days=10)
     keep_pair(made.hub.path, "hub", Pair(ending, own.key))
@@ -433,14 +432,56 @@ def test_counters_that_others_can_read_show_what_was_spent(made: Hospitals, tmp_
     assert f"fedveil_site_lifetime_epsilon_spent {spent:.6g}" in path.read_text()
 
 
-def test_a_bundle_expires_soon_and_a_site_that_came_is_known_for_a_year(made: Hospitals) -> None:
+def test_a_bundle_expires_soon_and_counts_until_its_site_has_come(made: Hospitals) -> None:
+    """From then on the site has a key that has never left it, and the bundle's lets nobody in."""
     bundle = Bundle.read(made.hub.path / "bundles" / "north.bundle")
     assert 13 < certificates.days_left(bundle.pair.certificate) < 15
+    stolen = certificates.key_of(bundle.pair.certificate)
+    assert made.hub.site_keys()["north"] == [stolen]
     made.meet()
+    own = made.homes["north"].certificate
+    assert made.hub.site_keys()["north"] == [stolen, certificates.key_of(own.certificate)]
+    made.service().step()  # north comes with its own
+    assert made.hub.site_keys()["north"] == [certificates.key_of(own.certificate)]
+    assert not (made.hub.path / "bundles" / "north.bundle").exists()
     for home in made.homes.values():
         own = home.certificate
         assert certificates.days_left(own.certificate) > 300
         certificates.check(own.certificate, home.authority, home.site, own.key)
+        assert not (home.path / "site.pem").exists()
+    with pytest.raises(ConfigError, match="members"):
+        made.hub.invite("north")
+    made.hub.revoke("north")
+    assert "north" not in made.hub.site_keys()
+
+
+def test_a_bundle_that_a_thief_has_used_is_noticed_and_made_anew(made: Hospitals) -> None:
+    """The thief comes first; the hospital is not let in, and asks for another bundle."""
+    thief = made.homes["north"]
+    for _ in range(2):
+        made.start("north")
+        made.service().step()
+    assert made.hub.site_keys()["north"] == [certificates.key_of(thief.certificate.certificate)]
+    made.end("north")
+    bundle = Bundle.read(made.hub.invite("north"))
+    assert made.hub.site_keys()["north"] == [certificates.key_of(bundle.pair.certificate)]
+    policy = made.folder / "policy.toml"
+    forget_rows()  # the hospital has another machine than the thief
+    made.homes["north"] = SiteHome.create(made.folder / "again", bundle, thief.data, policy)
+    made.meet()
+    members = made.hub.members
+    assert members is not None
+    store = made.homes["north"].store()
+    identity = made.homes["north"].keys(store).identity.public_key().public_bytes_raw()
+    assert members.sites["north"] == identity
+
+
+@pytest.mark.parametrize("public", ["", "nonsense", 7, None])
+def test_a_site_gets_no_certificate_for_what_is_no_key(made: Hospitals, public: Any) -> None:
+    made.meet()
+    before = made.hub.site_keys()["north"]
+    made.service()._certify("north", public)
+    assert set(made.hub.site_keys()["north"]) <= set(before)
 
 
 def test_no_run_begins_with_a_revoked_site(made: Hospitals) -> None:

@@ -81,8 +81,26 @@ def rows(sites: int = 3, seed: int = 1, features: int = 6) -> Federation:
     )
 
 
+def visits() -> Federation:
+    """The same rows as visits of nine patients of each of three hospitals."""
+    plain = rows()
+    owners = np.repeat(np.arange(3), plain.sizes)
+    patients = np.random.default_rng(6).integers(0, 9, len(owners))
+    return Federation.from_arrays(
+        plain.train.inputs,
+        plain.train.targets,
+        owners,
+        persons=9 * owners + patients,  # nobody is at two hospitals
+        test=plain.test,
+        classes=2,
+        name=NAME,
+    )
+
+
 def facts_of(federation: Federation, unit: str = "client") -> Facts:
     sizes = federation.sizes if unit == "record" else np.ones(federation.clients, np.int64)
+    if unit == "person":
+        sizes = federation.persons.sizes
     return Facts(
         NAME,
         str(federation.task),
@@ -149,7 +167,7 @@ def world(
     key = Ed25519PrivateKey.generate()
     identities = {}
     for number in range(sites):
-        usual = Adjacency.REPLACE if unit is Unit.RECORD else Adjacency.ZERO_OUT
+        usual = Adjacency.ZERO_OUT if unit is Unit.CLIENT else Adjacency.REPLACE
         store = DeviceStore.create(
             folder / f"site-{number}.db",
             LOCK,

@@ -35,8 +35,7 @@ def plan_body(**changes: bytes) -> bytes:
         "threshold": le(2),
         "min_survivors": le(2),
         "privacy": text(b""),
-        "drawers": packed_ids([]),
-        "draws": text(b""),
+        "graph": text(b""),
     }
     return b"".join((parts | changes).values())
 
@@ -58,7 +57,7 @@ def frames() -> dict[str, bytes]:
         "device 2^63": frame(4, bytes(64), 2**63),
         "device 2^64 - 1": frame(4, bytes(64), 2**64 - 1),
     }
-    for version in (0, 1, 2, 3, 255):
+    for version in (0, 1, 2, 3, 4, 255):
         found[f"version {version}"] = plan[:4] + bytes([version]) + plan[5:]
     for kind in (0, *range(1, 19), 255):
         found[f"unsigned kind {kind}"] = frame(kind, plan_body())
@@ -76,8 +75,8 @@ def frames() -> dict[str, bytes]:
         "members of width 0": {"members": le(2, 4) + b"\0" + le(1)},
         "dimension zero": {"dimension": le(0)},
         "dimension 2^40": {"dimension": le(2**40)},
-        "one field short": {"draws": b""},
-        "one byte more": {"draws": text(b"") + b"\0"},
+        "one field short": {"graph": b""},
+        "one byte more": {"graph": text(b"") + b"\0"},
     }.items():
         found[f"plan, {name}"] = frame(PLAN, plan_body(**change))
     return found

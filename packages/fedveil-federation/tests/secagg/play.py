@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.privacy.secure_sums.errors import Doubted
-from fedveil.privacy.secure_sums.params import Limits, SecAggParams
+from fedveil.privacy.secure_sums.params import SecAggParams
 from fedveil_federation.secagg import wire
 from fedveil_federation.secagg.device import DeviceRound
 from fedveil_federation.secagg.journal import Journal, MemoryJournal
 from fedveil_federation.secagg.keys import DeviceKeys, new_keys
 from fedveil_federation.secagg.layout import packed
-from fedveil_federation.secagg.messages import Disclosure, Shares
+from fedveil_federation.secagg.messages import Confirm, Masked, Shares, Unmask
 from fedveil_federation.secagg.participant import Participant
-from fedveil_federation.secagg.privacy_terms import PrivacyTerms
-from fedveil_federation.secagg.roster import Admission, Roster
+from fedveil_federation.secagg.roster import Roster
 from fedveil_federation.secagg.server import Server
 from fedveil_federation.secagg.server_round import ServerRound
 from fedveil_federation.secagg.wire import Signer, WireMessage, parse
 
 NOBODY: frozenset[int] = frozenset()
+KINDS = {kind.KIND: kind for kind in (Shares, Masked, Confirm, Unmask)}  # of devices, in a round
 MessageT = TypeVar("MessageT", bound=WireMessage)
 
 
@@ -45,33 +44,20 @@ class Cast:
     def ids(self) -> list[int]:
         return sorted(self.devices)
 
+    def renew(self, device: int) -> bytes:
+        """Start a device again with a fresh X25519 key; its new card."""
+        old = self.devices[device]
+        public = self.server.key.public_key().public_bytes_raw()
+        keys = old.keys.renewed()
+        renewed = Participant(keys, old.roster, self.params, public, old._journal)
+        self.devices[device] = renewed
+        return keys.card()
+
     def play(
         self, round_number: int = 1, dimension: int = 5, bits: int = 32, **kwargs: object
     ) -> Play:
         members = kwargs.pop("members", self.ids)
-        return Play(self, self.open(round_number, members, dimension, bits, **kwargs))  # type: ignore
-
-    def open(
-        self,
-        round_number: int,
-        members,
-        dimension: int,
-        bits: int,
-        purpose: str = "update",
-        privacy: PrivacyTerms | None = None,
-    ):
-        """A round of the server, its graph drawn by devices if it is sparse."""
-        details = (round_number, members, dimension, bits, purpose)
-        found = self.params.topology(len(members))
-        if not self.params.drawers(len(members), found.degree):
-            return self.server.open(*details, privacy=privacy)
-        drawing = self.server.draw(*details, privacy=privacy)
-        for device in drawing.drawers:
-            drawing.commit(self.devices[device].offer(drawing.invitation))
-        listed = drawing.commitments()
-        for device in drawing.drawers:
-            drawing.reveal(self.devices[device].reveal(listed))
-        return self.server.open_drawn(drawing)
+        return Play(self, self.server.open(round_number, members, dimension, bits, **kwargs))  # type: ignore
 
 
 @dataclass
@@ -102,9 +88,14 @@ class Play:
 
     def signer(self, device: int, kind: int) -> Signer:
         """What makes a frame of this kind the device's own."""
-        if kind in (Shares.KIND, Disclosure.KIND):
+        if kind == Shares.KIND:
             return self.cast.devices[device].keys.identity
         return self.rounds[device]._session.up
+
+    def resend(self, device: int, frame: bytes, **changes: object) -> bytes:
+        """A frame with other content, properly signed by its device all the same."""
+        message = replace(peek(frame, KINDS[frame[5]]), **changes)
+        return wire.seal(message, self.signer(device, frame[5]))
 
     def share(self, silent: Collection[int] = NOBODY) -> None:
         self.send_shares(silent)
@@ -120,11 +111,6 @@ class Play:
 
     def take_sharers(self) -> None:
         for device in self.server.sharers:
-            for shown in self.server.odds_for(device):
-                if self.server.dealt_by(device) == self.rounds[device].shares:
-                    self.rounds[device].take_odds(shown)
-                else:  # it has lied itself, and plays along
-                    self.rounds[device]._liars.add(wire.head(shown).device)
             self.rounds[device].take_sharers(self.server.sharers_for(device))
 
     def upload(
@@ -140,15 +126,8 @@ class Play:
             return
         for device in self.server.survivors:
             if device not in silent:
-                self.send(self.confirmation(device))
+                self.send(self.rounds[device].confirm(self.server.survivors_for(device)))
         self.server.close_confirmation()
-
-    def confirmation(self, device: int) -> bytes:
-        try:
-            return self.rounds[device].confirm(self.server.survivors_for(device))
-        except Doubted as refusal:
-            frame = self.server.survivors_for(device, refusal.devices)
-            return self.rounds[device].confirm(frame)
 
     def unmask(self, silent: Collection[int] = NOBODY) -> np.ndarray:
         for device in self.server.confirmed:
@@ -165,15 +144,19 @@ def assemble(
     min_honest: int = 2,
     colluders: int = 0,
     max_dropout: float = 0.0,
-    sparse: bool = True,
+    honest_server: bool = False,
     own_rosters: bool = False,
     journal: Callable[[int], Journal] = lambda _: MemoryJournal(),
-    limits: Limits | None = None,
     **others: Any,
 ) -> Cast:
-    """`count` enrolled devices with ids 10, 20, ... and a server that knows them."""
-    others = {"purposes": ("update", "clip")} | others
-    params = SecAggParams("test", min_honest, colluders, max_dropout, sparse=sparse, **others)
+    """`count` enrolled devices with ids 10, 20, ... and a server that knows them.
+
+    An honest server draws sparse graphs for cohorts of more than 32.
+    """
+    others = {"purposes": ("update", "clip"), "sparse": honest_server} | others
+    params = SecAggParams(
+        "test", min_honest, colluders, max_dropout, honest_server=honest_server, **others
+    )
     keys: dict[int, DeviceKeys] = {10 * i: new_keys("test", 10 * i) for i in range(1, count + 1)}
     pinned = {i: k.identity.public_key().public_bytes_raw() for i, k in keys.items()}
     key = Ed25519PrivateKey.generate()
@@ -181,22 +164,21 @@ def assemble(
     shared = roster_of(pinned, keys)
     devices = {
         i: Participant(
-            k,
-            roster_of(pinned, keys) if own_rosters else shared,
-            params,
-            public,
-            journal(i),
-            limits=limits,
+            k, roster_of(pinned, keys) if own_rosters else shared, params, public, journal(i)
         )
         for i, k in keys.items()
     }
     return Cast(params, Server(key, shared, params), devices, pinned)
 
 
+def agreed(device: Participant, other: int, round_number: int) -> bytes:
+    """The key that a device shares with another one in a round."""
+    return device._turned(other, round_number)[1].key
+
+
 def roster_of(pinned: dict[int, bytes], keys: dict[int, DeviceKeys]) -> Roster:
-    roster = Roster("test", Admission(pinned))
-    for device_keys in keys.values():
-        roster.admit(device_keys.card())
+    roster = Roster("test", pinned)
+    roster.admit(*(device_keys.card() for device_keys in keys.values()))
     return roster
 
 

@@ -19,7 +19,7 @@ from Crypto.Hash import BLAKE2b
 from Crypto.PublicKey import ECC
 from Crypto.Signature import eddsa
 
-LABEL = b"fedveil.secagg.v4."
+LABEL = b"fedveil.secagg.v5."
 VECTORS = Path(__file__).parent / "vectors"
 PRIME = 65521
 # The terms of the transcript: every field and its value.
@@ -31,14 +31,12 @@ TERMS = (
     "security_failure=0x1.0000000000000p-64",
     "recovery_failure=0x1.0000000000000p-20",
     "sparse=False",
-    "honest_shares=None",
     "honest_server=False",
     "purposes=1:6:update",
     "members=16384",
     "degree=1024",
     "dimension=268435456",
     "round_step=16384",
-    "draws=8",
 )
 
 
@@ -118,7 +116,7 @@ def packed_ids(ids: list[int]) -> bytes:
 
 
 def claims(kind: int, device: int, context: bytes, body: bytes) -> bytes:
-    return bytes([4, kind]) + le(device) + context + le(len(body), 4)
+    return bytes([5, kind]) + le(device) + context + le(len(body), 4)
 
 
 def frame(kind: int, device: int, context: bytes, body: bytes, seed: bytes) -> bytes:
@@ -169,16 +167,8 @@ def stamps(secret: bytes, public: bytes, server: bytes, device: bytes, context: 
     return expand(key, "stamps", length=64)
 
 
-def merkle(leaves: list[bytes]) -> bytes:
-    """By halves of the largest power of two below: the same tree, built from the top."""
-
-    def top(part: list[bytes]) -> bytes:
-        if len(part) == 1:
-            return hashlib.sha256(LABEL + b"leaf\0" + part[0]).digest()
-        cut = 1 << (len(part) - 1).bit_length() - 1
-        return hashlib.sha256(LABEL + b"node\0" + top(part[:cut]) + top(part[cut:])).digest()
-
-    return digest("roster", le(len(leaves)), top(leaves))
+def roster_of(cards: list[bytes]) -> bytes:
+    return digest("roster", b"".join(cards))
 
 
 def pair_seed(secret: bytes, public: bytes, low_card: bytes, high_card: bytes) -> bytes:
@@ -225,7 +215,7 @@ def pattern(name: str, size: int) -> bytes:
 
 
 def card(device: int, identity: bytes, public: bytes) -> bytes:
-    body = text("clinics") + le(1) + public + text(b"")
+    body = text("clinics") + le(1) + public
     return frame(1, device, ed25519_public(identity), body, identity)
 
 
@@ -244,12 +234,8 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
     coefficients = [secret_pattern(f"coefficient {e}") for e in (1, 2)]
     members = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
     members.sort()
-    drawers, drawn = [14, 35], [pattern("drawn 14", 32), pattern("drawn 35", 32)]
-    hidden = [digest("draw", plan, le(d), own) for d, own in zip(drawers, drawn, strict=True)]
-    listed = digest("commitments", plan, b"".join(map(le, drawers)), b"".join(hidden))
-    graph_seed = digest("graph", listed, b"".join(drawn))
+    graph_seed = pattern("graph", 32)
     agreement = [pattern(f"agreement {i}", 32) for i in (1, 2)]
-    leaves = [pattern(f"leaf {i}", 32) for i in range(13)]
     base = (9).to_bytes(32, "little")
     public = [x25519(scalar, base) for scalar in agreement]
     identity = [pattern(f"identity {i}", 32) for i in (1, 2)]
@@ -280,12 +266,10 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
         "tag": [
             {
                 "key": key.hex(),
-                "label": label,
                 "author": 14,
                 "content": plan.hex(),
-                "out": expand(key, label, le(14) + plan, 16).hex(),
+                "out": expand(key, "confirm", le(14) + plan, 16).hex(),
             }
-            for label in ("upload", "confirm")
         ],
         "pair_seed": [
             {
@@ -305,7 +289,6 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
                 "tag": material[32:].hex(),
                 "mask_key": expand(root, "mask", length=16).hex(),
                 "root_print": expand(root, "root-print", length=16).hex(),
-                "seal_print": expand(key, "seal-print", length=16).hex(),
             }
         ],
         "ratchet": [
@@ -319,16 +302,6 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
                 "dealer": 14,
                 "holder": 92,
                 "out": mark(both, plan, 14, 92).hex(),
-            }
-        ],
-        "draw": [
-            {
-                "draft": plan.hex(),
-                "devices": drawers,
-                "drawn": [own.hex() for own in drawn],
-                "hidden": [one.hex() for one in hidden],
-                "commitments": listed.hex(),
-                "out": graph_seed.hex(),
             }
         ],
         "self_mask_key": [
@@ -405,24 +378,8 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
             for i in (0, 1)
         ],
         "roster": [
-            {"cards": [p.hex() for p in prints[:count]], "out": merkle(prints[:count]).hex()}
+            {"cards": [p.hex() for p in prints[:count]], "out": roster_of(prints[:count]).hex()}
             for count in (1, 2)
-        ],
-        "merkle": [
-            {"leaves": [leaf.hex() for leaf in leaves[:count]], "out": merkle(leaves[:count]).hex()}
-            for count in (1, 2, 3, 5, 8, 13)
-        ],
-        "certificate": [
-            {
-                "authority": key.hex(),
-                "federation": "clinics",
-                "device": 1,
-                "identity": ed25519_public(identity[0]).hex(),
-                "out": ed25519_sign(
-                    key,
-                    digest("certificate", b"clinics", le(1), ed25519_public(identity[0])),
-                ).hex(),
-            }
         ],
     }
 
@@ -436,7 +393,7 @@ def transcript() -> list[dict[str, Any]]:
     public = {i: x25519(agreement[i], (9).to_bytes(32, "little")) for i in ids}
     cards = {i: card(i, identity[i], public[i]) for i in ids}
     prints = {i: message_digest(cards[i]) for i in ids}
-    roster = merkle([prints[i] for i in ids])
+    roster = roster_of([prints[i] for i in ids])
     params = digest("terms", *(line.encode() for line in TERMS))
     numbers = b"".join(le(n) for n in (words, 32, 3, 3, 2, 2))
     exchange = expand(server, "exchange")
@@ -446,9 +403,7 @@ def transcript() -> list[dict[str, Any]]:
     device_key = {i: x25519(fresh[i], base) for i in ids}
     plan_body = text("clinics") + le(7) + text("update") + packed_ids(ids) + roster + params
     plan_body += server_key
-    plan = frame(
-        3, 0, bytes(32), plan_body + numbers + text(b"") + packed_ids([]) + text(b""), server
-    )
+    plan = frame(3, 0, bytes(32), plan_body + numbers + text(b"") + text(b""), server)
     plan_digest = message_digest(plan)
     others = {i: [j for j in ids if j != i] for i in ids}
     self_secret = {i: secret_pattern(f"self {i}") for i in ids}
@@ -471,8 +426,8 @@ def transcript() -> list[dict[str, Any]]:
         both = stamps(fresh[i], server_key, server_key, device_key[i], context)
         up[i], down[i] = both[:32], both[32:]
 
-    def tag(i: int, j: int, label: str, author: int, content: bytes) -> bytes:
-        return expand(tag_key[i, j], label, le(author) + content, 16)
+    def tag(i: int, j: int, author: int, content: bytes) -> bytes:
+        return expand(tag_key[i, j], "confirm", le(author) + content, 16)
 
     def share_of(i: int, j: int, kind: int) -> bytes:
         secret = (self_secret, pair_secret)[kind][i]
@@ -490,9 +445,6 @@ def transcript() -> list[dict[str, Any]]:
     def mark_of(i: int, j: int) -> bytes:
         return mark(both_of(i, j), plan_digest, i, j)
 
-    def check_of(i: int, j: int) -> bytes:
-        return expand(seal_key[i, j], "seal-print", length=16)
-
     def root_print(i: int, j: int) -> bytes:
         return expand(root[i, j], "root-print", length=16)
 
@@ -505,9 +457,12 @@ def transcript() -> list[dict[str, Any]]:
         return xor(roots, keystream(expand(pair_secret[i], "wrap"), len(roots)))
 
     everybody, surviving, survivors = b"\x0f", b"\x07", [1, 2, 3]
-    sharers = digest("sharers", plan_digest, everybody)
     agreed = digest("survivors", plan_digest, everybody, surviving)
     vectors = {i: [i, -100 * i, 2**30 - i] for i in survivors}
+    statement = {
+        i: ed25519_sign(identity[i], digest("statement", plan_digest, le(i), everybody))
+        for i in survivors
+    }
     devices = []
     for i in ids:
         commitments = digest("commit-self", plan_digest, le(i), self_secret[i])
@@ -530,7 +485,6 @@ def transcript() -> list[dict[str, Any]]:
                 + nonce(i)
                 + text(b"".join(sealed(i, j) for j in others[i]))
                 + text(b"".join(mark_of(i, j) for j in others[i]))
-                + text(b"".join(check_of(i, j) for j in others[i]))
                 + text(wrapped(i))
                 + text(b"".join(root_print(i, j) for j in others[i])),
                 identity[i],
@@ -540,7 +494,6 @@ def transcript() -> list[dict[str, Any]]:
                 i,
                 plan_digest,
                 text(everybody)
-                + text(b"\0")
                 + text(b"".join(nonce(j) for j in others[i]))
                 + text(b"".join(sealed(j, i) for j in others[i]))
                 + text(b"".join(mark_of(j, i) for j in others[i])),
@@ -561,23 +514,13 @@ def transcript() -> list[dict[str, Any]]:
                 mask = mask_words(expand(root[i, j], "mask", length=16), words, 32)
                 total = [x + sign * m for x, m in zip(total, mask, strict=True)]
             vector = b"".join(le(x % 2**32, 4) for x in total)
-            upload = b"".join(tag(i, j, "upload", i, sharers) for j in others[i])
-            statement = ed25519_sign(
-                identity[i], digest("statement", plan_digest, le(i), everybody)
-            )
             alive = [j for j in others[i] if j in survivors]
-            uploaded = b"".join(tag(i, j, "upload", j, sharers) for j in alive)
-            own = b"".join(tag(i, j, "confirm", i, agreed) for j in alive)
-            theirs = b"".join(tag(i, j, "confirm", j, agreed) for j in alive)
+            own = b"".join(tag(i, j, i, agreed) for j in alive)
+            theirs = b"".join(tag(i, j, j, agreed) for j in alive)
             answers = b"".join(answer(j, i) for j in others[i])
-            dealers = b"".join(le(j) for j in others[i])
-            marks = b"".join(mark_of(j, i) for j in others[i])
-            accepted = digest("accepted", plan_digest, dealers, marks)
-            given = digest("given", plan_digest, le(i), agreed, b"\0", accepted, answers)
-            masked = text(upload) + text(statement) + text(vector)
-            named = text(surviving) + text(uploaded) + packed_ids([]) + text(b"")
-            answered = agreed + text(b"\0") + accepted + text(answers)
-            answered += ed25519_sign(identity[i], given)
+            masked = text(statement[i]) + text(vector)
+            named = text(surviving) + text(b"".join(statement[j] for j in alive))
+            answered = agreed + text(b"\0") + text(answers)
             known |= {
                 "vector": vectors[i],
                 "masked": stamped(6, i, plan_digest, masked, up[i]),

@@ -13,6 +13,7 @@ from tests.secagg.stores import LOCK, new_store, terms_for
 
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.secure_sums.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
+from fedveil.privacy.secure_sums.params import Limits
 from fedveil_federation.secagg import wire
 from fedveil_federation.secagg.device_store import DeviceStore
 from fedveil_federation.secagg.journal import Claim, MemoryJournal
@@ -71,18 +72,6 @@ def test_a_round_far_ahead_is_refused_and_takes_nothing_away(journal):
     claim(journal, "f", 199, "update", b"m")
     with pytest.raises(RuleBroken, match="101 above the last one"):
         claim(journal, "f", 300, "update", b"m")
-
-
-def test_draws_for_one_round_are_few(journal):
-    wanted = Claim("f", 5, "update", b"m", 100)
-    for _ in range(3):
-        journal.draw(wanted, 3)
-    with pytest.raises(RuleBroken, match="has drawn 3 times"):
-        journal.draw(wanted, 3)
-    journal.draw(Claim("f", 6, "update", b"m", 100), 3)
-    claim(journal, "f", 7, "update", b"m")
-    with pytest.raises(RuleBroken, match="numbers only rise"):
-        journal.draw(wanted, 9)
 
 
 def test_two_cohorts_in_one_round_are_refused():
@@ -191,6 +180,51 @@ def test_a_plan_that_falls_short_is_refused_even_if_signed(change, error):
     cast.devices[10].join(signed(cast, plan))  # a refused plan has not used up the round
 
 
+def test_devices_and_server_must_mean_the_same_terms():
+    cast = assemble(5)
+    fields = {
+        "min_honest": 3,
+        "colluders": 1,
+        "max_dropout": 0.25,
+        "security_failure": 0.5,
+        "recovery_failure": 0.5,
+        "sparse": True,
+        "honest_server": True,
+        "purposes": ("updateclip",),
+        "limits": Limits(round_step=9),
+    }
+    others = []
+    for name, value in fields.items():
+        change = {name: value} | ({"honest_server": True} if name == "sparse" else {})
+        others.append(replace(cast.params, **change).digest)
+    assert len({cast.params.digest, *others}) == 1 + len(fields)
+    for digest in others:
+        with pytest.raises(RuleBroken, match="other terms"):
+            cast.devices[10].join(signed(cast, replace(plan_of(cast.play()), params=digest)))
+
+
+def test_purposes_are_those_of_the_terms():
+    cast = assemble(4)
+    for purpose in ("update", "clip"):
+        cast.devices[10].join(cast.play(purpose=purpose).server.plan)
+    plan = plan_of(cast.play(round_number=2))
+    for other in ("x", "update ", "Update", "clip2"):
+        with pytest.raises(RuleBroken, match="purpose"):
+            cast.devices[10].join(signed(cast, replace(plan, purpose=other)))
+        with pytest.raises(ConfigError, match="purpose"):
+            cast.play(round_number=2, purpose=other)
+
+
+@pytest.mark.parametrize("name", ["members", "degree", "dimension", "round_step"])
+def test_a_device_refuses_rounds_beyond_the_limits_of_its_terms(name):
+    small = {"members": 4, "degree": 3, "dimension": 4, "round_step": 1}[name]
+    cast = assemble(5)
+    plan, terms = plan_of(cast.play()), replace(cast.params, limits=Limits(**{name: small}))
+    cast.devices[10].params = terms
+    with pytest.raises((RuleBroken, Malformed)):
+        cast.devices[10].join(signed(cast, replace(plan, params=terms.digest)))
+
+
 def test_a_cohort_that_differs_from_the_signed_one_is_refused():
     cast = assemble(5)
     frame = cast.play().server.plan
@@ -206,10 +240,7 @@ def test_a_cohort_that_differs_from_the_signed_one_is_refused():
 
 def shared(cast, **kwargs):
     play = cast.play(**kwargs)
-    for device in cast.ids:
-        play.rounds[device] = cast.devices[device].join(play.server.plan)
-        play.send(play.rounds[device].shares)
-    play.server.close_sharing()
+    play.send_shares()
     return play
 
 
@@ -263,7 +294,7 @@ def test_too_few_survivors_are_refused_by_the_device_too():
     message = peek(play.server.survivors_for(10), Survivors)
     few = play.bitmap({10, 20, 30})
     with pytest.raises(RuleBroken, match="3 of 5 devices survived, need 4"):
-        play.rounds[10].confirm(play.lie(replace(message, present=few, tags=bytes(32))))
+        play.rounds[10].confirm(play.lie(replace(message, present=few, statements=bytes(128))))
 
 
 def test_a_survivor_that_never_shared_is_refused():
@@ -286,7 +317,7 @@ def test_one_list_of_survivors_per_round():
     message = peek(frame, Survivors)
     other = play.bitmap({10, 20, 30, 40})
     with pytest.raises(OutOfTurn):
-        play.rounds[10].confirm(play.lie(replace(message, present=other, tags=bytes(48))))
+        play.rounds[10].confirm(play.lie(replace(message, present=other, statements=bytes(192))))
     assert play.rounds[10].confirm(frame) == reply  # the same question, the same answer
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import sqlite3
 import stat
-import subprocess
-import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.secagg.play import assemble, peek, plain_sum, small_vectors
+from tests.secagg.play import agreed, assemble, peek, plain_sum, small_vectors
 from tests.secagg.stores import DELTA, LOCK, new_store, terms_for
 
 from fedveil.core.errors import ConfigError
@@ -31,15 +31,17 @@ from fedveil.privacy.secure_sums.errors import (
     RuleBroken,
     SecureAggregationError,
 )
+from fedveil_federation import client_events
+from fedveil_federation.client_ledger import ClientLedger
 from fedveil_federation.secagg import pairs
 from fedveil_federation.secagg.device_store import DeviceStore, Lock
-from fedveil_federation.secagg.journal import PENDING, Claim, MemoryJournal
+from fedveil_federation.secagg.journal import Claim, MemoryJournal
 from fedveil_federation.secagg.keys import new_keys
-from fedveil_federation.secagg.messages import Sharers, Shares
+from fedveil_federation.secagg.messages import Shares
 from fedveil_federation.secagg.pairs import PairKeys
 from fedveil_federation.secagg.privacy_terms import PrivacyTerms
 from fedveil_federation.secagg.ratchet import advance, begin
-from fedveil_federation.secagg.roster import Admission, Roster
+from fedveil_federation.secagg.roster import Roster
 
 VECTORS = small_vectors()
 
@@ -115,13 +117,12 @@ def test_a_store_that_lost_its_memory_allows_nothing_any_more(tmp_path, loss):
 def test_an_older_copy_is_noticed_whatever_changed_since(tmp_path):
     changes = {
         "renewal": lambda store: store.renew("f"),
-        "draw": lambda store: store.draw(wanted(5), 8),
         "card": lambda store: Roster("f", PINS, store.memory("f")).admit(OTHER.card()),
         "claim": lambda store: store.claim(wanted(9)),
         "refund": lambda store: store.settle(store.first, left=False),
     }
     OTHER = new_keys("f", 2)
-    PINS = Admission({2: OTHER.identity.public_key().public_bytes_raw()})
+    PINS = {2: OTHER.identity.public_key().public_bytes_raw()}
     for name, change in changes.items():
         store = new_store(tmp_path / name)
         store.enrol("f", 7)
@@ -206,21 +207,6 @@ def test_key_files_that_protect_nothing_are_refused(tmp_path):
         Lock.key_file(path)
 
 
-def test_few_graphs_are_drawn_before_a_round_is_opened(tmp_path):
-    # Else a server looks at 8 graphs for each of many rounds, and opens the one that it likes.
-    journals = (MemoryJournal(), new_store(tmp_path / "d"))
-    for number in range(PENDING // 8):
-        for _ in range(8):
-            journals[0].draw(wanted(number), 8)
-    with pytest.raises(RuleBroken, match="none of them was opened"):
-        journals[0].draw(wanted(PENDING), 8)
-    for number in (0, 1, 2):
-        journals[1].draw(wanted(number), 8)
-    for journal in journals:
-        journal.claim(wanted(PENDING))
-        journal.draw(wanted(PENDING + 1), 8)
-
-
 # --- the lifetime ledger --------------------------------------------------------------------------
 
 
@@ -285,18 +271,36 @@ def test_a_round_left_before_a_vector_was_masked_costs_nothing(tmp_path):
     play = cast.play(privacy=terms_for())
     play.share()
     assert stores[10].ledger.spent() > 0
-    play.rounds[10].abandon()
+    notice = play.server.abort()
+    play.rounds[10].abort(notice)
     assert stores[10].ledger.spent() == 0
     with pytest.raises(OutOfTurn):
         play.rounds[10].mask(VECTORS(10))
     assert cast.devices[10].join(play.server.plan) is play.rounds[10]  # it stays left
     play.rounds[20].mask(VECTORS(20))
-    with pytest.raises(OutOfTurn, match="paid for"):
-        play.rounds[20].abandon()
+    play.rounds[20].abort(notice)
     # Not even its owner can take back what has left.
     with pytest.raises(RuleBroken, match="cannot cancel"):
         stores[20].settle(play.rounds[20]._charge.reservation, left=False)
     assert stores[20].ledger.spent() > 0
+
+
+def test_who_sits_a_round_out_is_told_and_pays_nothing(tmp_path):
+    stores = {i: new_store(tmp_path / str(i)) for i in (10, 20, 30, 40)}
+    cast = assemble(4, min_honest=3, max_dropout=0.25, journal=stores.__getitem__)
+    play = cast.play(privacy=terms_for())
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(play.server.plan)
+        frame = play.rounds[device].shares
+        play.send(play.resend(device, frame, roots=bytes(48)) if device == 20 else frame)
+    ((out, notice),) = play.server.close_sharing().items()
+    assert out == 20
+    play.rounds[20].abort(notice)
+    assert stores[20].ledger.spent() == 0 < stores[10].ledger.spent()
+    play.take_sharers()
+    play.upload(VECTORS)
+    play.confirm()
+    assert np.array_equal(play.unmask(), plain_sum(VECTORS, [10, 30, 40]))
 
 
 def lying(cast, **changed) -> bytes:
@@ -374,42 +378,35 @@ def test_privacy_terms_are_read_in_one_form_only(tmp_path):
             cast.devices[10].join(lying(cast, privacy=bad))
 
 
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from fedveil_federation import client_events
-from tests.secagg.stores import LOCK
-from tests.secagg.test_device_store import wanted
-from fedveil_federation.secagg.device_store import DeviceStore
-place, path = sys.argv[1], Path(sys.argv[2])
-store = DeviceStore(path, LOCK)
-die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-if place == "before the charge":
-    store.ledger.reserve = die
-elif place == "before the commit":
-    client_events.Events.name = die
-elif place == "before the head":
-    client_events.write_head = die
-else:
-    client_events.ledger_anchor.note = die
-store.claim(wanted(5))
-"""
+def die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(act: Callable[[], object]) -> None:
+    """Run in a process of its own, which must be killed on the way."""
+    child = multiprocessing.get_context("fork").Process(target=act)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
-    ("place", "paid"),
+    ("place", "name", "paid"),
     [
-        ("before the charge", False),
-        ("before the commit", False),
-        ("before the head", True),
-        ("before the note", True),
+        (ClientLedger, "reserve", False),
+        (client_events.Events, "name", False),  # before the commit
+        (client_events, "write_head", True),
+        (client_events.ledger_anchor, "note", True),
     ],
 )
-def test_a_claim_that_is_killed_is_paid_and_made_or_neither(tmp_path, place, paid):
+def test_a_claim_that_is_killed_is_paid_and_made_or_neither(tmp_path, place, name, paid):
     store = new_store(tmp_path / "d")
-    run = [sys.executable, "-c", _KILLED, place, str(tmp_path / "d")]
-    ended = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+    def claim() -> None:
+        setattr(place, name, die)
+        DeviceStore(tmp_path / "d", LOCK).claim(wanted(5))
+
+    killed(claim)
     again = DeviceStore(tmp_path / "d", LOCK)
     assert (again.ledger.spent() > 0) == paid
     if paid:
@@ -420,25 +417,15 @@ def test_a_claim_that_is_killed_is_paid_and_made_or_neither(tmp_path, place, pai
     assert store.ledger.spent() > 0
 
 
-_KILLED_EARLY = """
-import os, signal, sys
-from pathlib import Path
-from fedveil_federation.secagg import device_store
-from tests.secagg.stores import new_store
-die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-setattr(*{
-    "before the file is a database": (device_store.client_events.sqlite3, "connect", die),
-    "before the commit": (device_store.client_events.Events, "name", die),
-}[sys.argv[1]])
-new_store(Path(sys.argv[2]))
-"""
+@pytest.mark.parametrize(
+    ("place", "name"), [(client_events.sqlite3, "connect"), (client_events.Events, "name")]
+)
+def test_a_store_whose_making_was_killed_can_be_made_again(tmp_path, place, name):
+    def create() -> None:
+        setattr(place, name, die)
+        new_store(tmp_path / "d")
 
-
-@pytest.mark.parametrize("place", ["before the file is a database", "before the commit"])
-def test_a_store_whose_making_was_killed_can_be_made_again(tmp_path, place):
-    run = [sys.executable, "-c", _KILLED_EARLY, place, str(tmp_path / "d")]
-    ended = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    killed(create)
     assert (tmp_path / "d").exists()
     with pytest.raises(RuleBroken, match="no round without it"):
         DeviceStore(tmp_path / "d", LOCK)
@@ -457,34 +444,31 @@ def test_making_a_store_harms_no_other_file(tmp_path):
 # --- others' cards --------------------------------------------------------------------------------
 
 
-def test_withdrawn_and_replaced_cards_stay_so_after_a_restart(tmp_path):
-    keys, other = new_keys("f", 1), new_keys("f", 2)
-    pins = Admission({k.device: k.identity.public_key().public_bytes_raw() for k in (keys, other)})
+def test_replaced_cards_stay_so_after_a_restart(tmp_path):
+    keys = new_keys("f", 1)
+    pins = {1: keys.identity.public_key().public_bytes_raw()}
     roster = Roster("f", pins, new_store(tmp_path / "d").memory("f"))
-    roster.admit_all([keys.card(), other.card()])
+    roster.admit(keys.card())
     renewed = keys.renewed()
     roster.admit(renewed.card())
-    roster.withdraw(other.leave())
     restarted = Roster("f", pins, DeviceStore(tmp_path / "d", LOCK).memory("f"))
     with pytest.raises(ForeignKey, match="not newer than 2"):
         restarted.admit(keys.card())
-    with pytest.raises(ForeignKey, match="not newer than 1"):
-        restarted.admit(other.card())
-    assert restarted.admit(renewed.card()).version == 2
-    assert restarted.admit(other.renewed().card()).version == 2
+    restarted.admit(renewed.card())
+    assert restarted.get(1).version == 2
 
 
 def test_a_batch_of_cards_is_admitted_whole_or_not_at_all(tmp_path):
     keys = [new_keys("f", i) for i in range(4)]
-    pins = Admission({k.device: k.identity.public_key().public_bytes_raw() for k in keys[:3]})
+    pins = {k.device: k.identity.public_key().public_bytes_raw() for k in keys[:3]}
     roster = Roster("f", pins, new_store(tmp_path / "d").memory("f"))
-    with pytest.raises(ForeignKey, match="neither pinned"):
-        roster.admit_all(k.card() for k in keys)
+    with pytest.raises(ForeignKey, match="pinned"):
+        roster.admit(*(k.card() for k in keys))
     assert len(roster) == 0
     with pytest.raises(ForeignKey, match="not newer"):
-        roster.admit_all([keys[0].renewed().card(), keys[0].card()])
+        roster.admit(keys[0].renewed().card(), keys[0].card())
     assert len(roster) == 0
-    roster.admit_all([*(k.card() for k in keys[:3]), keys[0].card(), keys[1].renewed().card()])
+    roster.admit(*(k.card() for k in keys[:3]), keys[0].card(), keys[1].renewed().card())
     assert [roster.get(i).version for i in range(3)] == [1, 2, 1]
 
 
@@ -492,7 +476,7 @@ def test_an_id_stays_with_its_identity_after_a_restart(tmp_path):
     keys, thief = new_keys("f", 1), new_keys("f", 1)
     store = new_store(tmp_path / "d")
     for known in (keys, thief):
-        pins = Admission({1: known.identity.public_key().public_bytes_raw()})
+        pins = {1: known.identity.public_key().public_bytes_raw()}
         roster = Roster("f", pins, store.memory("f"))
         if known is keys:
             roster.admit(keys.card())
@@ -510,7 +494,7 @@ def test_the_same_shares_sealed_twice_do_not_show_their_difference():
         rounds.append(peek(cast.devices[10].join(plan).shares, Shares))
         cast.devices[10]._open.clear()
         cast.devices[10]._journal = MemoryJournal()
-    assert rounds[0].checks == rounds[1].checks  # the same keys
+    assert rounds[0].roots == rounds[1].roots  # the same keys
     assert rounds[0].nonce != rounds[1].nonce
     pads = [pairs.pads([bytes(32)], [dealt.nonce], [10]) for dealt in rounds]
     assert pads[0] != pads[1]
@@ -563,12 +547,12 @@ def test_who_breaks_in_after_the_key_was_forgotten_cannot_unmask_the_past():
         assert pairs.pair_keys(stolen.key, plan).root == roots[-1]  # this round's, while it lasts
     assert cast.devices[10].keys.agreement is None
     with pytest.raises(RuleBroken, match="numbers only rise"):
-        cast.devices[10].agree(20, 8)
+        agreed(cast.devices[10], 20, 8)
     # A device that it never met needs a new key of it.
     cast.devices[10]._ratchets.pop(30)
     with pytest.raises(RuleBroken, match="renew the key"):
         cast.devices[10].join(cast.play(round_number=10).server.plan)
-    cast.server.roster.admit(cast.devices[10].renew())
+    cast.server.roster.admit(cast.renew(10))
     cast.devices[10].join(cast.play(round_number=10).server.plan)
 
 
@@ -581,18 +565,7 @@ def test_no_seed_is_lost_when_the_key_is_forgotten():
     device.join(cast.play().server.plan)  # its seeds are those with 30, 40, 50 and 60
     device.forget_agreement(cast.ids[:5])
     for other in (20, 30, 40, 50):
-        assert device.agree(other, 1) == cast.devices[other].agree(10, 1)
-
-
-def test_a_server_that_garbles_shares_keeps_no_mask_alive():
-    # What a device needs to complain outlives the round; whoever breaks in must not find masks.
-    cast = assemble(4)
-    play = cast.play()
-    play.send_shares()
-    told = peek(play.server.sharers_for(10), Sharers)
-    play.rounds[10].take_sharers(play.lie(replace(told, sealed=bytes(len(told.sealed)))))
-    assert len(play.rounds[10]._disputed) == 3
-    assert not any(keys.root or keys.tag for keys in play.rounds[10]._disputed.values())
+        assert agreed(device, other, 1) == agreed(cast.devices[other], 10, 1)
 
 
 def test_a_forgotten_key_leaves_the_disk_and_the_next_start_renews_it(tmp_path):

@@ -11,12 +11,12 @@ from scipy.sparse.csgraph import connected_components
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
 from fedveil.privacy.secure_sums import topology
-from fedveil.privacy.secure_sums.errors import Malformed, NotReleased, OutOfTurn, RuleBroken
+from fedveil.privacy.secure_sums.errors import Malformed, OutOfTurn, RuleBroken
 from fedveil.privacy.secure_sums.graph import Graph
 from fedveil_federation.secagg import wire
 from fedveil_federation.secagg.device import DeviceStep
 from fedveil_federation.secagg.messages import Masked, RoundPlan, Survivors
-from fedveil_federation.secagg.server_round import Deadlines, Phase
+from fedveil_federation.secagg.server_round import Phase
 
 VECTORS = small_vectors()
 TERMS = {"min_honest": 20, "colluders": 2, "max_dropout": 0.15}
@@ -36,12 +36,11 @@ def test_a_round_takes_three_answers_of_each_device(count):
     play.upload(VECTORS, silent={20})
     assert play.server.phase is Phase.UNMASKING
     assert play.server.missing == play.server.survivors
-    assert not play.server.due(0.0, Deadlines())
     total = play.unmask(silent={30} if count > 5 else set())
     assert np.array_equal(total, plain_sum(VECTORS, play.server.survivors))
     assert {frame[5] for frame in play.frames} == {4, 6, 10}
     masked = [peek(f, Masked) for f in play.frames if f[5] == Masked.KIND]
-    assert all(not m.tags and not m.statement for m in masked)
+    assert all(not m.statement for m in masked)
 
 
 def test_devices_mask_with_the_nearest_and_share_with_more(cast):
@@ -50,7 +49,7 @@ def test_devices_mask_with_the_nearest_and_share_with_more(cast):
     play = cast.play(round_number=3)
     play.share()
     graph = play.server.layout.graph
-    thinner = Graph(cast.ids, found.masks, play.server.layout.plan.draws)
+    thinner = Graph(cast.ids, found.masks, play.server.layout.plan.graph)
     for device in cast.ids:
         keys = play.rounds[device]._pairs
         assert tuple(keys) == graph.neighbours(device)
@@ -67,29 +66,26 @@ def test_the_graph_is_kept_while_cohort_and_keys_are_the_same(cast):
     first, second = (cast.play(round_number=n).server for n in (5, 6))
     assert first.layout.graph is second.layout.graph
     third = cast.play(round_number=7, members=cast.ids[:50]).server
-    assert third.layout.plan.draws != second.layout.plan.draws
+    assert third.layout.plan.graph != second.layout.plan.graph
     fresh = assemble(60, **TERMS, honest_server=True)
-    before = fresh.play(round_number=1).server.layout.plan.draws
-    fresh.server.roster.admit(fresh.devices[10].renew())
-    assert fresh.play(round_number=2).server.layout.plan.draws != before
+    before = fresh.play(round_number=1).server.layout.plan.graph
+    fresh.server.roster.admit(fresh.renew(10))
+    assert fresh.play(round_number=2).server.layout.plan.graph != before
 
 
-def test_without_that_trust_a_device_asks_for_all_masks_drawers_and_confirmations():
-    cast = assemble(60, **TERMS)
-    trusting = replace(cast.params, honest_server=True)
-    plan = peek(cast.open(1, cast.ids, 5, 32).plan, RoundPlan)
-    join = cast.devices[10].join
-
-    def lie(**changes: object) -> bytes:
-        return wire.seal(replace(plan, **changes), cast.server.key)
-
-    with pytest.raises(RuleBroken, match="under other terms"):
-        join(lie(params=trusting.digest))
-    with pytest.raises(RuleBroken, match="ask for all of them"):
-        join(lie(masks=plan.masks - 2))
-    with pytest.raises(RuleBroken, match="0 devices drew the graph, need 3"):
-        join(lie(drawers=(), draws=bytes(32)))
-    play = cast.play(round_number=2)
+def test_without_that_trust_a_device_asks_for_a_complete_graph_and_confirmations(cast):
+    wary = assemble(60, **TERMS)
+    plan, sparse = (peek(c.play().server.plan, RoundPlan) for c in (wary, cast))
+    thin = {name: getattr(sparse, name) for name in ("degree", "masks", "threshold", "graph")}
+    for lie in (
+        {"params": cast.params.digest},
+        thin,
+        {"masks": plan.masks - 1},
+        {"masks": 2},
+    ):
+        with pytest.raises(RuleBroken):
+            wary.devices[10].join(wire.seal(replace(plan, **lie), wary.server.key))
+    play = wary.play(round_number=2)
     play.share()
     play.upload(VECTORS)
     told = play.server.survivors_for(10)
@@ -130,19 +126,11 @@ def test_too_few_masks_are_refused(cast, masks):
             cast.params.check(60, plan.degree, plan.threshold, 22, masks)
 
 
-def test_a_draw_of_another_length_is_refused(cast):
+def test_a_seed_of_another_length_is_refused(cast):
     plan = peek(cast.play(round_number=9).server.plan, RoundPlan)
-    for draws in (b"", bytes(31), bytes(96)):
-        with pytest.raises(Malformed, match=r"Plan\.draws"):
-            cast.devices[10].join(wire.seal(replace(plan, draws=draws), cast.server.key))
-
-
-def test_too_few_answers_give_no_sum(cast):
-    play = cast.play(round_number=10)
-    play.share()
-    play.upload(VECTORS)
-    with pytest.raises(NotReleased, match="shares came"):
-        play.unmask(silent=set(cast.ids[:50]))
+    for graph in (b"", bytes(31), bytes(96)):
+        with pytest.raises(Malformed, match=r"RoundPlan\.graph"):
+            cast.devices[10].join(wire.seal(replace(plan, graph=graph), cast.server.key))
 
 
 def test_the_masks_of_honest_survivors_hang_together_as_often_as_stated():

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.secagg.play import assemble, plain_sum, small_vectors
+from tests.secagg.play import Play, assemble, plain_sum, small_vectors
+from tests.secagg.stores import terms_for
+from tests.secagg.test_device_store import charged_cast
 
 from fedveil.privacy.secure_sums.errors import NotReleased, OutOfTurn, RuleBroken
+from fedveil_federation.secagg.server import Server
+from fedveil_federation.secagg.server_round import ServerRound
 
 VECTORS = small_vectors()
 LEGS = ("share", "upload", "confirm", "unmask")
@@ -67,7 +74,7 @@ NUMBERS = itertools.count()
 
 @cache  # pairs agree on their seeds once
 def sparse_cast():
-    return assemble(36, min_honest=5, colluders=2, max_dropout=0.2)
+    return assemble(36, min_honest=5, colluders=2, max_dropout=0.2, honest_server=True)
 
 
 @settings(max_examples=12, deadline=None)
@@ -76,7 +83,8 @@ def test_random_losses_over_a_sparse_graph_leave_the_exact_sum(data):
     cast = sparse_cast()
     assert cast.params.topology(36).degree < 35
     lost = data.draw(st.sets(st.sampled_from(cast.ids), max_size=7))
-    silent_at = {d: data.draw(st.sampled_from(LEGS)) for d in sorted(lost)}
+    legs = [leg for leg in LEGS if leg != "confirm"]  # nobody confirms to an honest server
+    silent_at = {d: data.draw(st.sampled_from(legs)) for d in sorted(lost)}
     _, total = play_with(silent_at, cast, next(NUMBERS))
     uploaded = [d for d in cast.ids if silent_at.get(d) not in ("share", "upload")]
     assert np.array_equal(total, plain_sum(VECTORS, uploaded))
@@ -145,23 +153,165 @@ def test_many_rounds_with_changing_cohorts_use_the_seeds_agreed_once():
         assert np.array_equal(play.unmask(), plain_sum(VECTORS, members))
 
 
-def test_a_finished_round_gives_nothing_more():
-    cast = assemble(3)
-    play, _ = play_with({}, cast)
-    with pytest.raises(OutOfTurn):
-        play.server.finish()
-    with pytest.raises(OutOfTurn):
-        play.rounds[10].mask(VECTORS(10))
-    play.server.receive(play.frames[-1])  # heard before: no answer changes
-    with pytest.raises(OutOfTurn):
-        play.server.finish()
+# --- rounds that overlap --------------------------------------------------------------------------
 
 
-def test_refusals_of_a_device_end_in_silence_not_in_a_wrong_sum():
-    cast = assemble(4, min_honest=2, max_dropout=0.0)
-    play = cast.play()
-    play.share()
-    with pytest.raises(NotReleased):
-        play.upload(VECTORS, silent={20})
-    with pytest.raises((OutOfTurn, RuleBroken)):
-        play.server.survivors_for(10)
+@pytest.mark.parametrize("honest", [True, False], ids=["honest", "lying"])
+@pytest.mark.parametrize("count", [6, 40])
+def test_two_round_trips_a_round_if_rounds_overlap_and_three_with_confirmations(honest, count):
+    cast = assemble(count, min_honest=2, max_dropout=0.2, honest_server=honest)
+    trips = 0
+    here: Play | None = None
+    sums = 0
+    for round_number in range(1, 5):
+        lost = {10 * round_number}
+        following = Play(cast, cast.server.open(round_number, cast.ids, 5, 32))
+        trips += here is None  # the first plan travels alone
+        told = _last_frames(here.server) if here is not None else {}
+        for device in cast.ids:
+            # One message down: the last frame of this round, if any, and the next round's plan.
+            if here is not None and device in told:
+                here.send(here.rounds[device].unmask(told[device]))
+            following.rounds[device] = cast.devices[device].join(following.server.plan)
+            following.send(following.rounds[device].shares)
+        trips += here is not None
+        if here is not None:
+            survivors = here.server.survivors
+            assert np.array_equal(here.server.finish(), plain_sum(VECTORS, survivors))
+            sums += 1
+        here = following
+        here.server.close_sharing()
+        for device in here.server.sharers:
+            here.rounds[device].take_sharers(here.server.sharers_for(device))
+        here.upload(VECTORS, silent=lost)
+        trips += 1
+        here.confirm()
+        trips += not honest
+    assert sums == 3
+    assert trips == 1 + 3 * (2 + (not honest)) + 1 + (not honest)
+
+
+def _last_frames(server: ServerRound) -> dict[int, bytes]:
+    told = server.confirmed_for if server.confirms else server.survivors_for
+    return {device: told(device) for device in server.confirmed}
+
+
+def test_a_device_that_joined_the_next_round_still_finishes_this_one_and_joins_no_earlier_one():
+    cast = assemble(5, max_dropout=0.2)
+    earlier = cast.play(round_number=1)
+    here = cast.play(round_number=2)
+    here.share()
+    here.upload(VECTORS)
+    following = cast.play(round_number=3)
+    following.share()
+    with pytest.raises(RuleBroken, match="round 1"):
+        cast.devices[10].join(earlier.server.plan)
+    other = cast.play(round_number=2, purpose="clip")
+    with pytest.raises(RuleBroken):
+        cast.devices[10].join(other.server.plan)  # all of a round's sums open before the next one
+    here.confirm()
+    assert np.array_equal(here.unmask(), plain_sum(VECTORS, cast.ids))
+    following.upload(VECTORS, silent={50})
+    following.confirm()
+    assert np.array_equal(following.unmask(), plain_sum(VECTORS, cast.ids[:4]))
+
+
+def test_each_of_two_open_rounds_is_paid_for_by_itself(tmp_path):
+    stores, cast = charged_cast(tmp_path)
+    terms = terms_for()
+    here = cast.play(round_number=1, privacy=terms)
+    here.share()
+    here.upload(VECTORS)
+    one = stores[10].ledger.spent()
+    following = cast.play(round_number=2, privacy=terms)
+    following.share()  # reserved before this round's sum is known
+    assert stores[10].ledger.spent() > 1.2 * one
+    for device in cast.ids:
+        following.rounds[device].abort(following.server.abort())
+    assert stores[10].ledger.spent() == pytest.approx(one)
+    here.confirm()
+    assert np.array_equal(here.unmask(), plain_sum(VECTORS, cast.ids))
+    assert stores[10].ledger.spent() == pytest.approx(one)
+
+
+# --- the work of a server grows with the devices, not with their pairs ----------------------------
+
+
+class Counter:
+    """Counts the calls of Python and C functions, which do not depend on the machine."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def _seen(self, _frame: Any, event: str, _arg: Any) -> None:
+        self.calls += event in ("call", "c_call")
+
+    def __call__(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        sys.setprofile(self._seen)
+        try:
+            return act(*arguments)
+        finally:
+            sys.setprofile(None)
+
+
+def calls_of_a_round(count: int, honest: bool) -> tuple[int, int]:
+    """Of the server; and how many pairs of neighbours there are."""
+    cast = assemble(count, min_honest=count // 2, max_dropout=0.1, honest_server=honest)
+    counter, play = Counter(), cast.play()
+    server = play.server
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(server.plan)
+        counter(server.receive, play.rounds[device].shares)
+    counter(server.close_sharing)
+    for device in cast.ids:
+        play.rounds[device].take_sharers(counter(server.sharers_for, device))
+        counter(server.receive, play.rounds[device].mask(VECTORS(device)))
+    counter(server.close_upload)
+    if server.confirms:
+        for device in cast.ids:
+            frame = counter(server.survivors_for, device)
+            counter(server.receive, play.rounds[device].confirm(frame))
+        counter(server.close_confirmation)
+    last = server.confirmed_for if server.confirms else server.survivors_for
+    for device in cast.ids:
+        counter(server.receive, play.rounds[device].unmask(counter(last, device)))
+    assert np.array_equal(counter(server.finish), plain_sum(VECTORS, cast.ids))
+    return counter.calls, count * server.layout.plan.degree
+
+
+@pytest.mark.parametrize("honest", [True, False], ids=["honest", "lying"])
+def test_three_times_the_devices_take_three_times_the_calls_although_pairs_are_more(honest):
+    sizes = (40, 120) if honest else (20, 60)
+    (few, few_pairs), (many, many_pairs) = (calls_of_a_round(n, honest) for n in sizes)
+    assert many_pairs > 4.5 * few_pairs
+    assert many < 3.2 * few
+
+
+def test_shards_of_a_cohort_are_rounds_of_their_own_whose_sums_add_up():
+    # Two servers with one key, as two processes would be, and nothing in common while they run.
+    cast = assemble(12, min_honest=4, max_dropout=0.2)
+    shards = [cast.ids[:6], cast.ids[6:]]
+    servers = [Server(cast.server.key, cast.server.roster, cast.params) for _ in shards]
+    plays = [
+        Play(cast, server.open(1, members, 5, 32))
+        for server, members in zip(servers, shards, strict=True)
+    ]
+    total, survivors = np.zeros(5, dtype=np.int64), []
+    for play, lost in zip(plays, ({10}, {70}), strict=True):
+        play.share()
+        play.upload(VECTORS, silent=lost)
+        play.confirm()
+        total += play.unmask()
+        survivors += play.server.survivors
+    assert np.array_equal(total, plain_sum(VECTORS, survivors))
+    # Nobody is in two shards: the difference of their sums would show its vector.
+    with pytest.raises(RuleBroken):
+        cast.devices[20].join(servers[1].open(1, [20, *shards[1]], 5, 32).plan)
+
+
+def test_simulated_devices_keep_one_copy_of_a_plan():
+    # Each of 10,000 would hold 10,000 ids: gigabytes.
+    cast = assemble(5)
+    plan = cast.play().server.plan
+    members = {id(one.join(plan).layout.plan.members) for one in cast.devices.values()}
+    assert len(members) == 1

@@ -106,18 +106,3 @@ def test_weak_keys_are_refused_and_cost_nothing(weak):
     with pytest.raises(ForeignKey, match="weak X25519 key"):
         play.server.receive(wire.seal(message, cast.devices[10].keys.identity))
     play.server.receive(play.rounds[10].shares)  # nothing was kept of the other one
-
-
-def test_a_restarted_server_knows_its_sessions_again(tmp_path):
-    cast = assemble(4)
-    cast.server.logs = tmp_path
-    play = cast.play()
-    play.share()
-    before = dict(play.server._sessions)
-    told = play.server.sharers_for(10)
-    (play.server,) = cast.server.resume()
-    assert play.server._sessions == before
-    assert play.server.sharers_for(10) == told
-    play.upload(VECTORS)
-    play.confirm()
-    play.unmask()

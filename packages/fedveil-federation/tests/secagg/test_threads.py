@@ -13,9 +13,8 @@ import pytest
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
 from fedveil.privacy.secure_sums.errors import SecureAggregationError
-from fedveil_federation.secagg import wire
 from fedveil_federation.secagg.journal import Claim, MemoryJournal
-from fedveil_federation.secagg.messages import Commitments, Confirmed, Masked, Survivors
+from fedveil_federation.secagg.messages import Confirmed, Masked, Survivors
 from fedveil_federation.secagg.server_round import Phase, ServerRound
 
 VECTORS = small_vectors()
@@ -57,7 +56,7 @@ def good(results: list[object]) -> list[object]:
 def test_a_device_confirms_one_of_two_lists():
     cast = assemble(5, min_honest=2, max_dropout=0.2)
     frames = 0
-    for round_number in range(60):
+    for round_number in range(15):
         play = cast.play(round_number=round_number)
         play.share()
         play.upload(VECTORS)
@@ -66,19 +65,18 @@ def test_a_device_confirms_one_of_two_lists():
             honest = server.survivors_for(device)
             message = peek(honest, Survivors)
             shorter = play.bitmap({10, 20, 30, 40})
-            tags = message.tags[:48]
-            lie = play.lie(replace(message, present=shorter, tags=tags))
+            lie = play.lie(replace(message, present=shorter, statements=message.statements[:192]))
             acts = [lambda f=f, r=play.rounds[device]: r.confirm(f) for f in (honest, lie) * 4]
             replies = good(race(acts))
             frames += len(acts)
             assert len(replies) == 4  # those to one of the two lists, all the same
             assert len(set(replies)) == 1
-    assert frames == 1920
+    assert frames == 480
 
 
 def test_racing_unmaskings_give_the_same_answer_once():
     cast = assemble(5, min_honest=2, max_dropout=0.2)
-    for round_number in range(25):
+    for round_number in range(10):
         play = cast.play(round_number=round_number)
         play.share()
         play.upload(VECTORS, silent={50})
@@ -97,7 +95,7 @@ def test_racing_unmaskings_give_the_same_answer_once():
 
 def test_a_mask_covers_one_vector():
     cast = assemble(4)
-    for round_number in range(40):
+    for round_number in range(15):
         play = cast.play(round_number=round_number, dimension=4000)
         play.share()
         vectors = [np.full(4000, value, dtype=np.int64) for value in range(THREADS)]
@@ -109,7 +107,7 @@ def test_a_mask_covers_one_vector():
 
 def test_a_round_is_claimed_by_one_of_many_threads():
     journal = MemoryJournal()
-    for round_number in range(200):
+    for round_number in range(60):
         acts = [
             lambda i=i, r=round_number: (
                 journal.claim(Claim("f", r, "update", bytes([i]), 10)) or True
@@ -131,23 +129,9 @@ def test_a_device_joins_one_of_two_cohorts():
         assert len(joined) == 1
 
 
-def test_a_draw_is_revealed_for_one_list():
-    cast = assemble(36, min_honest=5, colluders=1, max_dropout=0.1)
-    for round_number in range(8):
-        drawing = cast.server.draw(round_number, cast.ids, 5, 32, "update", [10, 20])
-        own = cast.devices[10].offer(drawing.invitation)
-        drawing.commit(own)
-        drawing.commit(cast.devices[20].offer(drawing.invitation))
-        listed = drawing.commitments()
-        message = peek(listed, Commitments)
-        lie = wire.seal(replace(message, hidden=message.hidden[:32] + bytes(32)), cast.server.key)
-        acts = [lambda f=f: cast.devices[10].reveal(f) for f in (listed, lie) * 4]
-        assert len(set(good(race(acts)))) == 1
-
-
 def test_a_server_takes_frames_of_all_devices_at_once_and_each_once():
     cast = assemble(12, min_honest=4, max_dropout=0.2)
-    for round_number in range(6):
+    for round_number in range(3):
         play = cast.play(round_number=round_number, dimension=2000)
         play.rounds = {d: cast.devices[d].join(play.server.plan) for d in cast.ids}
         vectors = small_vectors(2000)
@@ -171,7 +155,7 @@ def test_a_server_takes_frames_of_all_devices_at_once_and_each_once():
 
 def test_a_vector_that_races_with_the_close_is_in_the_sum_or_refused():
     cast = assemble(6, min_honest=2, max_dropout=0.4)
-    for round_number in range(60):
+    for round_number in range(20):
         play = cast.play(round_number=round_number)
         play.share()
         late = play.rounds[60].mask(VECTORS(60))
@@ -206,26 +190,3 @@ def test_who_asks_the_moment_a_phase_opens_is_told_what_everybody_is(monkeypatch
     for device, frame in zip(cast.ids, told[Phase.UNMASKING], strict=True):
         play.send(play.rounds[device].unmask(frame))
     assert np.array_equal(play.server.finish(), plain_sum(VECTORS, cast.ids))
-
-
-def test_suspects_can_be_asked_for_while_devices_doubt_each_other():
-    cast = assemble(30, min_honest=4)
-    for round_number in range(8):
-        play, over = cast.play(round_number=round_number), threading.Event()
-        play.share()
-        play.upload(VECTORS)
-
-        def doubt(play=play, over=over) -> bool:
-            try:
-                for device in cast.ids[::2]:  # nobody is at odds with more than one
-                    play.server.survivors_for(device, {device + 10})
-            finally:
-                over.set()
-            return True
-
-        def ask(play=play, over=over) -> bool:
-            while not over.is_set():
-                assert not play.server.suspects
-            return True
-
-        assert race([doubt, ask, ask]) == [True] * 3

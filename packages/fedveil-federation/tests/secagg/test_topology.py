@@ -127,64 +127,6 @@ def test_the_stated_failures_bound_what_random_orders_do():
         assert 0 < count <= bound * runs + spread
 
 
-def smallest_closed(degree: int, inside: int, most: int) -> dict[int, int]:
-    """By number of places on the circle, up to `most`: the size of the smallest set in which
-    everybody has `inside` neighbours of `degree`, exactly.
-
-    A set is a closed walk over windows of `degree` places: one more place decides about the one in
-    the middle of the window. Shortest closed walks are powers of a matrix over (min, +).
-    """
-    windows = 1 << degree
-    after = np.arange(2 * windows)  # a window and the place that follows it
-    middle = after >> degree // 2 & 1
-    around = np.array([int(one).bit_count() for one in after]) - middle
-    cost = np.where((middle == 1) & (around < inside), np.inf, (after & 1).astype(float))
-    came, goes = after >> 1, after & (windows - 1)
-    best = np.where(np.eye(windows, dtype=bool), 0.0, np.inf)
-    found = {}
-    for places in range(1, most + 1):
-        reached = np.full_like(best, np.inf)
-        for bit in (0, 1):  # two windows lead to each
-            half = slice(bit * windows, (bit + 1) * windows)
-            reached[:, goes[half]] = np.minimum(
-                reached[:, goes[half]], best[:, came[half]] + cost[half]
-            )
-        best = reached
-        if places >= degree + 2:
-            sizes = np.diag(best)
-            found[places] = int(sizes[sizes > 0].min(initial=places))
-    return found
-
-
-def test_windows_find_the_smallest_sets_that_a_search_finds():
-    for cohort, degree, inside in ((9, 4, 3), (11, 4, 2), (12, 6, 4), (12, 2, 1)):
-        near = [*range(-degree // 2, 0), *range(1, degree // 2 + 1)]
-        masks = [sum(1 << (v + s) % cohort for s in near) for v in range(cohort)]
-        searched = min(
-            chosen.bit_count()
-            for chosen in range(1, 1 << cohort, 2)
-            if all(
-                (chosen & masks[v]).bit_count() >= inside for v in range(cohort) if chosen >> v & 1
-            )
-        )
-        assert smallest_closed(degree, inside, cohort)[cohort] == searched
-
-
-@pytest.mark.parametrize(("degree", "most"), [(2, 60), (4, 60), (6, 60), (8, 40)])
-def test_no_group_is_smaller_than_theorem_2_says(degree, most):
-    # Every set of places, whatever the number of places and of neighbours inside.
-    for inside in range(1, degree + 1):
-        for cohort, found in smallest_closed(degree, inside, most).items():
-            assert found >= topology.smallest_closed_set(cohort, degree, inside)
-
-
-def test_the_bound_of_theorem_2_is_met_by_some_groups():
-    for cohort, degree, inside in ((12, 4, 2), (14, 8, 4), (14, 8, 8)):
-        found = smallest_closed(degree, inside, cohort)[cohort]
-        bound = topology.smallest_closed_set(cohort, degree, inside)
-        assert found == (cohort if inside == degree else bound)
-
-
 @pytest.mark.parametrize("cohort", [16_000, 1 << 30])
 def test_the_graph_of_a_huge_cohort_is_found_in_bounded_work(monkeypatch, cohort):
     # A server may name any cohort, and each device works its graph out.
@@ -195,7 +137,7 @@ def test_the_graph_of_a_huge_cohort_is_found_in_bounded_work(monkeypatch, cohort
         return lgamma(x)
 
     monkeypatch.setattr(math, "lgamma", counted)
-    found = choose(cohort, 3 * cohort // 10, cohort // 10, **LIMITS, large_groups=cohort < 1 << 20)
+    found = choose(cohort, 3 * cohort // 10, cohort // 10, **LIMITS)
     assert found.complete or found.security_failure <= 2.0**-40
 
 
@@ -203,13 +145,14 @@ def test_no_numbers_of_a_server_end_in_anything_but_a_refusal():
     rng = random.Random(7)
     accepted = 0
     for _ in range(400):
+        honest = rng.random() < 0.8
         params = SecAggParams(
             "test",
             rng.randint(2, 60),
             rng.choice([0, 1, 10, 40]),
             rng.choice([0, 0.1, 0.3, 0.9]),
-            sparse=rng.random() < 0.8,
-            honest_server=rng.random() < 0.3,
+            sparse=honest,
+            honest_server=honest,
             limits=Limits(degree=rng.choice([20, 60, 500])),
         )
         cohort = rng.randint(2, 300)
@@ -221,17 +164,6 @@ def test_no_numbers_of_a_server_end_in_anything_but_a_refusal():
         except RuleBroken:
             pass
     assert accepted
-
-
-def test_large_groups_take_a_higher_threshold():
-    usual = choose(1000, 50, 100, **{**LIMITS, "security_failure": 2.0**-40})
-    large = choose(
-        1000, 50, 100, security_failure=2.0**-40, recovery_failure=2.0**-20, large_groups=True
-    )
-    assert (large.degree, large.threshold) == (128, 94)
-    assert usual.smallest_group(1000) == 29
-    assert large.smallest_group(1000) == 330
-    assert large.smallest_group(200) == 200
 
 
 @pytest.mark.parametrize(("cohort", "degree"), [(2, 1), (5, 4), (9, 4), (12, 11), (30, 12)])
@@ -256,27 +188,46 @@ def test_neighbours_are_uniform_over_seeds():
     assert chisquare(counts[1:]).pvalue > 1e-6
 
 
-def test_terms_refuse_a_graph_that_is_too_sparse():
-    params = SecAggParams("f", min_honest=500, colluders=50, max_dropout=0.1, sparse=True)
-    found = params.topology(1000)
-    params.check(1000, found.degree, found.threshold, 550)
-    params.check(1000, 999, (999 + 50) // 2 + 1, 550)
-    with pytest.raises(RuleBroken, match="too sparse"):
-        params.check(1000, 20, 20, 550)  # two arcs of ten may well hold no honest survivor
-    with pytest.raises(RuleBroken, match="too sparse"):
-        params.check(1000, found.degree, found.threshold - 8, 550)
-    with pytest.raises(RuleBroken, match="no graph"):
-        params.check(1000, 61, 40, 550)
-    with pytest.raises(RuleBroken, match="no graph"):
-        params.check(1000, found.degree, found.degree + 1, 550)
-    with pytest.raises(RuleBroken, match="survivors would be released"):
-        params.check(1000, found.degree, found.threshold, 549)
-    with pytest.raises(RuleBroken, match="cohort of 549"):
-        params.check(549, 548, 400, 550)
-    with pytest.raises(RuleBroken, match="ask for all"):
-        SecAggParams("f", 500, 50, 0.1, sparse=False).check(
-            1000, found.degree, found.threshold, 550
-        )
+SPARSE = SecAggParams("f", 500, 50, 0.1, sparse=True, honest_server=True)
+FOUND = SPARSE.topology(1000)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "degree", "threshold", "survivors"),
+    [
+        (1000, 20, 20, 550),  # two arcs of ten may well hold no honest survivor
+        (1000, FOUND.degree, FOUND.threshold - 8, 550),
+        (1000, FOUND.degree, FOUND.degree, 550),  # would seldom recover
+        (1000, 61, 40, 550),
+        (1000, FOUND.degree, FOUND.degree + 1, 550),
+        (1000, FOUND.degree, FOUND.threshold, 549),
+        (549, 548, 400, 550),
+    ],
+)
+def test_terms_refuse_a_round_that_falls_short(cohort, degree, threshold, survivors):
+    SPARSE.check(1000, FOUND.degree, FOUND.threshold, 550, FOUND.masks)
+    complete = (1000, 999, (999 + 50) // 2 + 1, 550)
+    for terms in (SPARSE, SecAggParams("f", 500, 50, 0.1)):
+        terms.check(*complete)
+        with pytest.raises(RuleBroken):
+            terms.check(cohort, degree, threshold, survivors)
+    with pytest.raises(RuleBroken):  # whoever does not trust the server takes no sparse graph
+        SecAggParams("f", 500, 50, 0.1).check(1000, FOUND.degree, FOUND.threshold, 550)
+
+
+def test_the_terms_bound_what_a_server_plans():
+    params = SecAggParams("f", min_honest=2, limits=Limits(degree=7, members=9))
+    params.topology(8)
+    with pytest.raises(ConfigError, match="8 neighbours"):
+        params.topology(9)
+    with pytest.raises(ConfigError, match="at most 9 devices"):
+        params.topology(10)
+    # 16,384 members, all joined to all: 50 seconds and 4 GB for each device.
+    with pytest.raises(ConfigError, match="16383 neighbours"):
+        SecAggParams("f", min_honest=2).topology(1 << 14)
+    for wrong in ({"degree": 0}, {"members": 2**15}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Limits(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +237,7 @@ def test_terms_refuse_a_graph_that_is_too_sparse():
         {"federation": "x" * 129},
         {"min_honest": 0},
         {"min_honest": 1},
-        {"honest_shares": 1},
-        {"honest_shares": 3},
+        {"sparse": True},
         {"purposes": ()},
         {"purposes": ("a", "a")},
         {"purposes": ("",)},

@@ -17,12 +17,12 @@ from fedveil.privacy.secure_sums import derive
 from fedveil.privacy.secure_sums.graph import Graph
 from fedveil.privacy.secure_sums.masks import apply_masks, word_type
 from fedveil.privacy.secure_sums.params import SecAggParams
-from fedveil_federation.secagg import dealing, device, draw, merkle, pairs, ratchet, session
+from fedveil_federation.secagg import dealing, device, pairs, ratchet, session
 from fedveil_federation.secagg.journal import MemoryJournal
-from fedveil_federation.secagg.keys import DeviceKeys, certify
+from fedveil_federation.secagg.keys import DeviceKeys
 from fedveil_federation.secagg.pairs import PairKeys
 from fedveil_federation.secagg.participant import Participant
-from fedveil_federation.secagg.roster import Admission, Enrolled, Roster
+from fedveil_federation.secagg.roster import Enrolled, Roster
 from fedveil_federation.secagg.server import Server
 from fedveil_federation.secagg.shares import combine, split
 
@@ -63,33 +63,71 @@ def test_the_second_implementation_knows_the_published_answers():
     )
 
 
-@pytest.mark.parametrize("case", CASES["digest"])
-def test_digest(case):
-    assert derive.digest(case["label"].encode(), *map(raw, case["parts"])) == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["expand"])
-def test_expand(case):
-    out = raw(case["out"])
-    label = case["label"].encode()
-    assert derive.expand(raw(case["key"]), label, raw(case["context"]), len(out)) == out
-
-
-@pytest.mark.parametrize("case", CASES["tag"])
-def test_tag(case):
-    label = case["label"].encode()
-    made = pairs.tag(raw(case["key"]), label, case["author"], raw(case["content"]))
-    assert made == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["pair_seed"])
-def test_pair_seed(case):
+def pair_seed(case) -> bytes:
     private = X25519PrivateKey.from_private_bytes(raw(case["private"]))
     other = X25519PublicKey.from_public_bytes(raw(case["public"]))
     identity = Ed25519PrivateKey.generate().public_key()
-    own = Enrolled(1, 1, b"", identity, private.public_key(), raw(case["low_card"]), b"")
-    theirs = Enrolled(2, 1, b"", identity, other, raw(case["high_card"]), b"")
-    assert pairs.pair_seed(own, private, theirs) == raw(case["out"])
+    own = Enrolled(1, 1, b"", identity, private.public_key(), raw(case["low_card"]))
+    theirs = Enrolled(2, 1, b"", identity, other, raw(case["high_card"]))
+    return pairs.pair_seed(own, private, theirs)
+
+
+def seal(case) -> bytes:
+    pad = pairs.pads([raw(case["key"])], [raw(case["nonce"])], [case["dealer"]])
+    return pairs.xor(raw(case["shares"]), pad)
+
+
+def mask(case) -> list[int]:
+    total = np.zeros(len(case["out"]), word_type(case["bits"]))
+    apply_masks(total, [raw(case["key"])], [])
+    return total.tolist()
+
+
+def roster(case) -> bytes:
+    frames = CASES["frame"]
+    known = Roster(
+        "clinics", {f["device"]: reference.ed25519_public(raw(f["identity"])) for f in frames}
+    )
+    known.admit(*(raw(f["card"]) for f in frames))
+    return known.digest([f["device"] for f in frames[: len(case["cards"])]])
+
+
+def exchange(case) -> bytes:
+    identity = Ed25519PrivateKey.from_private_bytes(raw(case["identity"]))
+    return session.exchange_key(identity).private_bytes_raw()
+
+
+# By file: the package's answer to a case, which has the right one as `out`.
+ANSWERS = {
+    "digest": lambda c: derive.digest(c["label"].encode(), *map(raw, c["parts"])),
+    "expand": lambda c: derive.expand(
+        raw(c["key"]), c["label"].encode(), raw(c["context"]), len(raw(c["out"]))
+    ),
+    "tag": lambda c: pairs.tag(raw(c["key"]), c["author"], raw(c["content"])),
+    "pair_seed": pair_seed,
+    "ratchet": lambda c: ratchet.begin(raw(c["seed"]), c["round"]).key,
+    "mark": lambda c: pairs.marks(raw(c["shares"]), raw(c["plan"]), [c["dealer"]], [c["holder"]]),
+    "self_mask_key": lambda c: pairs.self_mask_key(raw(c["secret"])),
+    "wrap": lambda c: pairs.wrap(raw(c["roots"]), raw(c["secret"])),
+    "exchange": exchange,
+    "commitment": lambda c: pairs.commitment(
+        c["kind"].encode(), raw(c["secret"]), raw(c["plan"]), c["device"]
+    ),
+    "seal": seal,
+    "mask": mask,
+    "graph": lambda c: list(
+        Graph(c["members"], c["degree"], raw(c["seed"])).neighbours(c["device"])
+    ),
+    "roster": roster,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name in ANSWERS for case in CASES[name]]
+)
+def test_the_package_knows_the_answer(name, case):
+    found = ANSWERS[name](case)
+    assert (found.hex() if isinstance(found, bytes) else found) == case["out"]
 
 
 @pytest.mark.parametrize("case", CASES["pair_keys"])
@@ -98,46 +136,15 @@ def test_pair_keys(case):
     assert keys == PairKeys(*(raw(case[name]) for name in PairKeys._fields))
     assert pairs.mask_key(keys.root) == raw(case["mask_key"])
     assert pairs.root_print(keys.root) == raw(case["root_print"])
-    assert pairs.seal_print(raw(case["seed"])) == raw(case["seal_print"])
     assert pairs.pair_keys(raw(case["seed"]), raw(case["plan"]), masks=False) == PairKeys(keys.seal)
 
 
 @pytest.mark.parametrize("case", CASES["ratchet"])
-def test_ratchet(case):
+def test_a_ratchet_is_turned_to_the_same_key_from_any_earlier_round(case):
     seed, round_number = raw(case["seed"]), case["round"]
-    assert ratchet.begin(seed, round_number).key == raw(case["out"])
     for start in (0, 1, 14, 255, 300, round_number // 2, max(0, round_number - 1)):
         if start <= round_number:
             assert ratchet.advance(ratchet.begin(seed, start), round_number).key == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["mark"])
-def test_mark(case):
-    made = pairs.marks(raw(case["shares"]), raw(case["plan"]), [case["dealer"]], [case["holder"]])
-    assert made == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["draw"])
-def test_draw(case):
-    draft, devices = raw(case["draft"]), case["devices"]
-    drawn = [raw(own) for own in case["drawn"]]
-    hidden = [draw.hide(draft, d, own) for d, own in zip(devices, drawn, strict=True)]
-    assert hidden == [raw(one) for one in case["hidden"]]
-    listed = draw.list_digest(draft, devices, hidden)
-    assert listed == raw(case["commitments"])
-    assert draw.graph_seed(listed, drawn) == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["self_mask_key"])
-def test_self_mask_key(case):
-    assert pairs.self_mask_key(raw(case["secret"])) == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["wrap"])
-def test_wrap(case):
-    wrapped = pairs.wrap(raw(case["roots"]), raw(case["secret"]))
-    assert wrapped == raw(case["out"])
-    assert pairs.wrap(wrapped, raw(case["secret"])) == raw(case["roots"])
 
 
 @pytest.mark.parametrize("case", CASES["session"])
@@ -151,57 +158,17 @@ def test_session(case, monkeypatch):
     assert session.answer(keys[0], server, own, raw(case["plan"]), case["id"]) == begun.session
 
 
-@pytest.mark.parametrize("case", CASES["exchange"])
-def test_exchange(case):
-    identity = Ed25519PrivateKey.from_private_bytes(raw(case["identity"]))
-    assert session.exchange_key(identity).private_bytes_raw() == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["merkle"])
-def test_merkle(case):
-    leaves = [raw(leaf) for leaf in case["leaves"]]
-    assert merkle.Tree(leaves).root == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["commitment"])
-def test_commitment(case):
-    kind, secret, plan = case["kind"].encode(), raw(case["secret"]), raw(case["plan"])
-    assert pairs.commitment(kind, secret, plan, case["device"]) == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["seal"])
-def test_seal(case):
-    pad = pairs.pads([raw(case["key"])], [raw(case["nonce"])], [case["dealer"]])
-    assert pairs.xor(raw(case["shares"]), pad) == raw(case["out"])
-    assert pairs.xor(raw(case["out"]), pad) == raw(case["shares"])
-
-
-@pytest.mark.parametrize("case", CASES["mask"])
-def test_mask(case):
-    total = np.zeros(len(case["out"]), word_type(case["bits"]))
-    apply_masks(total, [raw(case["key"])], [])
-    assert total.tolist() == case["out"]
-
-
 @pytest.mark.parametrize("case", CASES["shares"])
 def test_shares(case):
-    source = iter(map(raw, case["coefficients"]))
-    tape = b"".join(source)
-    holders = case["holders"]
+    tape, holders = b"".join(map(raw, case["coefficients"])), case["holders"]
     threshold = 1 + len(case["coefficients"])
     dealt = split([raw(case["secret"])], threshold, 100, lambda size: tape[:size])
     for holder, out in zip(holders, case["out"], strict=True):
         if holder <= 100:
             assert dealt[holder - 1].tobytes() == raw(out)
+    rows = np.frombuffer(b"".join(map(raw, case["out"])), np.uint8).reshape(-1, 32)
     for chosen in ([0, 1, 2], [0, 3, 4], [1, 2, 4]):
-        shares = [raw(case["out"][i]) for i in chosen]
-        assert combine([holders[i] for i in chosen], shares) == raw(case["secret"])
-
-
-@pytest.mark.parametrize("case", CASES["graph"])
-def test_graph(case):
-    found = Graph(case["members"], case["degree"], raw(case["seed"])).neighbours(case["device"])
-    assert list(found) == case["out"]
+        assert combine(np.array(holders)[chosen], rows[chosen]) == raw(case["secret"])
 
 
 @pytest.mark.parametrize("case", CASES["frame"])
@@ -210,27 +177,9 @@ def test_frame(case):
     agreement = X25519PrivateKey.from_private_bytes(raw(case["agreement"]))
     keys = DeviceKeys(case["federation"], case["device"], identity, agreement)
     assert keys.card() == raw(case["card"])
-    pinned = {case["device"]: identity.public_key().public_bytes_raw()}
-    entry = Roster(case["federation"], Admission(pinned)).admit(raw(case["card"]))
-    assert entry.fingerprint == raw(case["fingerprint"])
-
-
-@pytest.mark.parametrize("case", CASES["roster"])
-def test_roster(case):
-    frames = CASES["frame"]
-    pinned = {f["device"]: reference.ed25519_public(raw(f["identity"])) for f in frames}
-    roster = Roster("clinics", Admission(pinned))
-    for f in frames:
-        roster.admit(raw(f["card"]))
-    members = [f["device"] for f in frames[: len(case["cards"])]]
-    assert roster.digest(members) == raw(case["out"])
-
-
-@pytest.mark.parametrize("case", CASES["certificate"])
-def test_certificate(case):
-    authority = Ed25519PrivateKey.from_private_bytes(raw(case["authority"]))
-    made = certify(authority, case["federation"], case["device"], raw(case["identity"]))
-    assert made == raw(case["out"])
+    known = Roster(case["federation"], {case["device"]: identity.public_key().public_bytes_raw()})
+    known.admit(raw(case["card"]))
+    assert known.get(case["device"]).fingerprint == raw(case["fingerprint"])
 
 
 @pytest.mark.parametrize("case", CASES["transcript"])
@@ -248,9 +197,8 @@ def test_transcript(case, monkeypatch):
         for d in case["devices"]
     }
     pinned = {i: k.identity.public_key().public_bytes_raw() for i, k in keys.items()}
-    roster = Roster("clinics", Admission(pinned))
-    for k in keys.values():
-        roster.admit(k.card())
+    roster = Roster("clinics", pinned)
+    roster.admit(*(k.card() for k in keys.values()))
     params = SecAggParams("clinics", min_honest=2, max_dropout=0.25)
     server = Server(server_key, roster, params).open(7, keys, 3, 32)
     assert server.plan == raw(case["plan"])
@@ -294,5 +242,5 @@ def test_transcript(case, monkeypatch):
 
 
 def test_every_file_is_tested():
-    here = globals()
-    assert all(f"test_{name}" in here for name in CASES)
+    others = {"pair_keys", "session", "shares", "frame", "transcript"}
+    assert set(CASES) == ANSWERS.keys() | others

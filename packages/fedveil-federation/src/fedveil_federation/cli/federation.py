@@ -55,6 +55,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         ["RUN by name"],
         {**_HOME, "--noise STD": (float, "on every count (10)", 10.0)},
     ),
+    "invite": (
+        "another bundle for a site that has not joined: the one before was lost, stolen or used",
+        ["SITE by name"],
+        _HOME,
+    ),
     "renew": (
         "a certificate for another year, for a site that was away when its own expired",
         ["SITE by name"],
@@ -81,6 +86,7 @@ def execute(args: argparse.Namespace) -> int:
         "status": _status,
         "run": _run,
         "evaluate": _evaluate,
+        "invite": _invite,
         "renew": _renew,
         "revoke": _revoke,
         "stop": _change,
@@ -286,6 +292,13 @@ def _evaluate(args: argparse.Namespace) -> int:
         console.say(document["guarantee"]["statement"])
 
     return console.answer(args, document, show)
+
+
+def _invite(args: argparse.Namespace) -> int:
+    path = _home(args).invite(args.site)
+    document = {"site": args.site, "bundle": str(path)}
+    said = f"{path}  for {args.site} alone, by a private way"
+    return console.answer(args, document, lambda: console.say(said, heading="Bundle:"))
 
 
 def _renew(args: argparse.Namespace) -> int:

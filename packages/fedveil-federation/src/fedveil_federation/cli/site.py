@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         ["BUNDLE that was made for this site"],
         {
             "--data FILE": (Path, "this owner's rows: CSV, Parquet or a saved federation"),
+            "--person-column NAME": (str, "which person a row is of, to protect all of its rows"),
             "--schema FILE": (Path, "the schema as you know it; must be the bundle's"),
             "--policy FILE": (Path, "what this owner allows"),
+            "--ledger DIR": (Path, "of a site with the same rows, which is charged for both"),
+            "--key FILE": (Path, "to encrypt the store's secrets under (one in the directory)"),
             "--home DIR": (Path, "a new directory for the site (./SITE)"),
         },
     ),
@@ -53,10 +57,21 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         _HOME,
     ),
     "approve": (
-        "show the plans that wait for this owner's yes, or say it",
+        "show the plans that wait for this owner's yes, or answer one",
         [],
-        {**_HOME, "--plan NAME": (str, "say yes to this one, for its next run")},
+        {
+            **_HOME,
+            "--plan NAME": (str, "say yes to this one, for its next run"),
+            "--refuse": (bool, "say no to it instead"),
+            "--person NAME": (str, "who says yes, where the policy asks for several persons"),
+        },
     ),
+    "person": (
+        "name somebody whose yes counts, where the policy asks for several persons",
+        ["NAME of the person, who types a passphrase"],
+        _HOME,
+    ),
+    "console": ("serve budget, history and plans that wait on a page of this machine", [], _HOME),
     "ledger": ("what this owner has spent, and on which runs", [], _HOME),
     "pause": ("take part in nothing for now", [], _HOME),
     "resume": ("take part again", [], _HOME),
@@ -94,7 +109,7 @@ def execute(args: argparse.Namespace) -> int:
 
     home = SiteHome(args.home)
     acts = {"start": _start, "members": _members, "trust": _trust, "ledger": _ledger}
-    acts["approve"] = _approve
+    acts |= {"approve": _approve, "person": _person, "console": _console}
     return acts.get(args.action, _change)(args, home)
 
 
@@ -112,15 +127,26 @@ def _join(args: argparse.Namespace) -> int:
     agreed = {"arrays": agreement.arrays} if agreement.arrays else {"columns": agreement.columns}
     if args.schema is not None and read_schema_file(args.schema) != agreed:
         raise ConfigError(f"--schema {args.schema}: says something else than the bundle's schema")
-    rows = agreement.rows(args.data)
-    notes = agreement.schema.remarks(args.data)
+    rows = agreement.rows(args.data, args.person_column)
+    notes = agreement.schema.remarks(args.data, args.person_column)
+    persons = None if rows.train.persons is None else int(rows.persons.sizes[0])
     path = args.home or Path(bundle.site)
-    SiteHome.create(path, bundle, args.data, args.policy)
+    shared = None if args.ledger is None else SiteHome(args.ledger)
+    SiteHome.create(
+        path,
+        bundle,
+        args.data,
+        args.policy,
+        person_column=args.person_column,
+        ledger=shared,
+        key=args.key,
+    )
     document = {
         "site": bundle.site,
         "federation": agreement.name,
         "home": str(path),
         "rows": len(rows.train),
+        "persons": persons,
         "held_out": len(rows.test),
         "inputs": math.prod(agreement.schema.shape),
         "label": agreement.label,
@@ -131,7 +157,8 @@ def _join(args: argparse.Namespace) -> int:
         console.say(f"site {bundle.site!r} of {agreement.name!r} is in {path}", heading="Joined:")
         label = f"; label {agreement.label!r}" if agreement.label else ""
         held = f", {len(rows.test):,} more are held out" if len(rows.test) else ""
-        said = f"{len(rows.train):,}, as {document['inputs']:,} inputs{label}{held}"
+        of = "" if persons is None else f" of {persons:,} persons"
+        said = f"{len(rows.train):,}{of}, as {document['inputs']:,} inputs{label}{held}"
         console.say(said, heading="Rows:")
         for note in notes:
             console.say(note, heading="note:", colour="yellow")
@@ -211,68 +238,73 @@ def _trust(args: argparse.Namespace, home: SiteHome) -> int:
 
 
 def _approve(args: argparse.Namespace, home: SiteHome) -> int:
-    from fedveil.privacy.rounding import at_most
-    from fedveil_federation.deploy.approvals import Approvals, in_words
+    from fedveil_federation.deploy.approvals import Approvals, Persons
 
-    approvals = Approvals(home.path / "approvals")
-    waiting = {name: in_words(plan) for name, plan in approvals.waiting().items()}
+    approvals, person = Approvals.of(home), "owner"
     if args.plan is not None:
-        approvals.approve(args.plan)
+        if home.policy.ask.persons > 1 and not args.refuse:
+            person = args.person or ""
+            Persons(home.path / "persons.json").check(person, _passphrase())
+        enough = approvals.answer(args.plan, not args.refuse, person)
         said = "may begin; the hub asks again within a minute"
-        document = {"plan": args.plan, **waiting[args.plan]}
+        if not enough:
+            said = "is refused" if args.refuse else "waits for another person's yes"
+        document = {"plan": args.plan, "may_begin": enough}
         return console.answer(args, document, lambda: console.say(said, heading=f"{args.plan}:"))
-    ledger = home.store().ledger
-    left = f"{at_most(ledger.spent())} of {ledger.budget_epsilon:g} spent, of all runs together"
+    waiting = {name: one.in_words() for name, one in approvals.waiting().items()}
 
     def show() -> None:
         for name, words in waiting.items():
-            rows = [*map(list, words.items()), ["lifetime epsilon", left]]
-            console.table(f"plan {name}", ["", ""], rows)
+            console.table(f"plan {name[:12]}", ["", ""], [*map(list, words.items())])
         said = "fedveil site approve --plan NAME" if waiting else "no plan waits"
         console.say(said, heading="Next:")
 
-    return console.answer(args, {"lifetime": left, "waiting": waiting}, show)
+    return console.answer(args, {"waiting": waiting}, show)
+
+
+def _person(args: argparse.Namespace, home: SiteHome) -> int:
+    from fedveil_federation.deploy.approvals import Persons
+
+    persons = Persons(home.path / "persons.json")
+    persons.add(args.name, _passphrase())
+    said = ", ".join(persons.names())
+    document = {"persons": persons.names()}
+    return console.answer(args, document, lambda: console.say(said, heading="Persons:"))
+
+
+def _passphrase() -> str:
+    """Ask at the terminal; a script gives it in a line of its standard input."""
+    from getpass import getpass
+
+    return getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+
+
+def _console(args: argparse.Namespace, home: SiteHome) -> int:
+    from fedveil_federation.deploy.console import console as served
+
+    with suppress(KeyboardInterrupt), served(home) as address:
+        # It is to be copied, so it is not wrapped; whoever knows it can say yes.
+        print(f"Console: {address}", file=sys.stderr, flush=True)
+        threading.Event().wait()
+    return 0
 
 
 def _ledger(args: argparse.Namespace, home: SiteHome) -> int:
     from fedveil.privacy.rounding import at_most
+    from fedveil_federation.deploy.console import history
 
-    ledger, federation = home.store().ledger, home.agreement.name
-    spent = ledger.spent()
-    runs = [
-        {"run": run, "with": federation, "rounds": rounds, **_about(home.plan(run))}
-        for run, rounds in ledger.runs().items()
-    ]
-    document: dict[str, Any] = {
-        "site": home.site,
-        "unit": str(ledger.unit),
-        "epsilon": spent,
-        "budget_epsilon": ledger.budget_epsilon,
-        "delta": ledger.delta,
-        "runs": runs,
-    }
+    document = history(home)
 
     def show() -> None:
-        rows = [
-            (one["run"][:16], one["with"], str(one["what"]), str(one["rounds"])) for one in runs
-        ]
-        columns = ("run", "with", "for", "sums taken part in")
+        keys = ("begun", "name", "with", "what", "rounds")
+        rows = [[str(one[key] or "") for key in keys] for one in document["runs"]]
+        columns = ("begun (UTC)", "run", "with", "for", "sums taken part in")
         console.table(f"ledger of {home.site}", columns, rows)
-        whole = f"{at_most(spent)} of {document['budget_epsilon']:g} at delta {ledger.delta:g}"
-        console.say(f"{whole}, for one {ledger.unit}", heading="Lifetime epsilon:")
+        spent, whole = at_most(document["epsilon"]), document["budget_epsilon"]
+        said = f"{spent} of {whole:g} at delta {document['delta']:g}, for {document['protects']}"
+        console.say(said, heading="Lifetime epsilon:")
 
     return console.answer(args, document, show)
-
-
-def _about(plan: dict[str, Any] | None) -> dict[str, Any]:
-    """What a run was for, and what all of it may cost by itself."""
-    try:
-        found = plan or {}
-        what = "evaluation" if found["scoring"] else found["recipe"]["training"]["method"]
-        model = found["recipe"]["model"]["name"]
-        return {"what": what, "model": model, "planned_epsilon": found["epsilon"]}
-    except (KeyError, TypeError):
-        return {"what": None, "model": None, "planned_epsilon": None}
 
 
 def _change(args: argparse.Namespace, home: SiteHome) -> int:

@@ -110,9 +110,9 @@ class Agreement:
         """All rows of a file or folder."""
         return public_examples(rows_of(self.schema, path, 0.0))
 
-    def rows(self, path: Path) -> Federation:
+    def rows(self, path: Path, person_column: str | None = None) -> Federation:
         """One owner's rows: a CSV or Parquet file, or a folder that `Federation.save` wrote."""
-        return rows_of(self.schema, path, self.holdout)
+        return rows_of(self.schema, path, self.holdout, person_column)
 
     def to_table(self) -> dict[str, Any]:
         """As a document: what `Agreement(**...)` takes."""

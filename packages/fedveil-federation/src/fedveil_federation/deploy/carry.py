@@ -20,6 +20,7 @@ from pathlib import Path
 
 from fedveil_federation.deploy import sockets
 from fedveil_federation.deploy.courier import HUB, MAX_FRAME, Link, Settings
+from fedveil_federation.deploy.logs import log_to_stderr
 
 FILES = ("authority.crt", "link.crt", "link.pem", "link.json")
 _LONGEST = 60.0  # seconds for one request: guards answer sooner, or say that they are working
@@ -36,7 +37,7 @@ def carry(directory: Path) -> None:
     Args:
         directory: what `courier_process.write_kit` wrote, for this process to read.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
+    log_to_stderr()
     ended, changed = threading.Event(), False
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     while not (directory / "link.json").exists() and not ended.wait(_LOOK):

@@ -7,15 +7,21 @@ and cannot speak for anybody in it.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.rsa import (
+    RSAPrivateKey,
+    RSAPublicKey,
+    generate_private_key,
+)
 from cryptography.x509.oid import NameOID
 
 from fedveil.core.errors import ConfigError
@@ -23,7 +29,9 @@ from fedveil.core.errors import ConfigError
 AUTHORITY_DAYS = 3650
 DAYS = 365
 RENEW_DAYS = 60  # before the end
-BUNDLE_DAYS = 14  # a site gets a certificate for a year as soon as it has come with its first one
+_SKEW = timedelta(days=1)  # by which the clocks of two parties may differ
+_BITS = 2048
+BUNDLE_DAYS = 14  # a site that has come with it gets one for a year, for a key of its own
 
 
 _SIGNS_CERTIFICATES = x509.KeyUsage(
@@ -72,6 +80,44 @@ def renewed(authority: Pair, old: str, host: str | None = None, days: int = DAYS
     return _issued(authority, _name(found), found.public_key(), host, days)
 
 
+def certified(authority: Pair, name: str, public: str, days: int = DAYS) -> str:
+    """Return a certificate for a key that its owner has made, by its public part (PEM).
+
+    Raises:
+        ConfigError: it is no RSA key of the usual size.
+    """
+    try:
+        key = serialization.load_pem_public_key(public.encode())
+    except ValueError:
+        raise ConfigError("certificate: the public key cannot be read") from None
+    if not isinstance(key, RSAPublicKey) or not _BITS <= key.key_size <= 2 * _BITS:
+        raise ConfigError(f"certificate: not for an RSA key of {_BITS} bits or a little more")
+    return _issued(authority, name, key, None, days)
+
+
+def new_key() -> str:
+    """Return a fresh private key (PEM)."""
+    return _pem(_new_key())
+
+
+def public_part(key: str) -> str:
+    """Return the public part of a private key (PEM)."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return _key(key).public_key().public_bytes(serialization.Encoding.PEM, form).decode()
+
+
+@lru_cache(maxsize=4096)  # a hub looks at all of them again and again
+def key_of(certificate: str | bytes) -> str:
+    """Return the SHA-256 of the key in a certificate (PEM, or DER as bytes)."""
+    if isinstance(certificate, str):
+        found = _read(certificate)
+    else:
+        found = x509.load_der_x509_certificate(certificate)
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    public = found.public_key().public_bytes(serialization.Encoding.DER, form)
+    return hashlib.sha256(public).hexdigest()
+
+
 def end_of(certificate: str) -> datetime:
     return _read(certificate).not_valid_after_utc
 
@@ -87,8 +133,13 @@ def check(certificate: str, authority: str, party: str, key: str) -> None:
         found.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature):
         raise ConfigError("certificate: not by this federation's authority") from None
-    if _name(found) != party or found.public_key() != _key(key).public_key():
+    if _name(found) != party or not is_for(certificate, key):
         raise ConfigError(f"certificate: not for {party!r} and its key")
+
+
+def is_for(certificate: str, key: str) -> bool:
+    """Return whether a certificate is for this private key."""
+    return bool(_read(certificate).public_key() == _key(key).public_key())
 
 
 def _issued(authority: Pair, name: str, key: Any, host: str | None, days: int) -> str:
@@ -97,15 +148,15 @@ def _issued(authority: Pair, name: str, key: Any, host: str | None, days: int) -
 
 
 def _signed(name: str, key: Any, issuer: str, by: RSAPrivateKey, days: int, host: str = "") -> str:
-    begin = datetime.now(UTC) - timedelta(hours=1)  # clocks differ
+    now = datetime.now(UTC)
     made = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(begin + timedelta(days=days))
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), False)
         .add_extension(x509.BasicConstraints(ca=not host, path_length=None), True)
@@ -125,7 +176,7 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _new_key() -> RSAPrivateKey:
-    return generate_private_key(65537, 2048)
+    return generate_private_key(65537, _BITS)
 
 
 def _pem(key: RSAPrivateKey) -> str:

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 from fedveil.core.errors import ConfigError, FedveilError
 
 HUB = "server"  # the hub's name among the couriers; FLARE expects this one
+KEYS = "keys.json"  # the keys by which the hub's courier knows each site, which may change
 MAX_FRAME = 1 << 30  # bytes; couriers refuse more
 Answer = Callable[[bytes], bytes]
 T = TypeVar("T")

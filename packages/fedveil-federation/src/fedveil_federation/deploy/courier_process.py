@@ -28,7 +28,7 @@ from time import monotonic
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
-from fedveil_federation.deploy.courier import HUB, MAX_FRAME, Settings
+from fedveil_federation.deploy.courier import HUB, KEYS, MAX_FRAME, Settings
 from fedveil_federation.deploy.state_dirs import HubHome, SiteHome
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ def write_kit(home: HubHome | SiteHome) -> None:
     authority = home.authority.certificate if isinstance(home, HubHome) else home.authority
     before = os.umask(0o027 if home.courier_is_separate else 0o077)
     try:
+        known = {KEYS: json.dumps(home.site_keys())} if isinstance(home, HubHome) else {}
         for name, text in {
+            **known,
             "authority.crt": authority,
             "link.crt": pair.certificate,
             "link.pem": pair.key,

@@ -51,13 +51,6 @@ class Message:
             raise BadFrame(f"message: {name} must be text")
         return value
 
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """A list of whole numbers of the header."""
-        value = self.header.get(name)
-        if type(value) is not list or not all(type(one) is int for one in value):
-            raise BadFrame(f"message: {name} must be a list of whole numbers")
-        return tuple(value)
-
     def part(self, at: int = 0) -> bytes:
         if at >= len(self.parts):
             raise BadFrame(f"message: part {at + 1} is missing")
@@ -91,6 +84,12 @@ def unseal(
     ):
         raise BadFrame("message: not signed by anybody who may send it")
     return claimed(frame)
+
+
+def plain(said: object) -> str:
+    """Return what another party says as one line that a terminal only shows."""
+    text = said if isinstance(said, str) else ""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:500])
 
 
 def signature_of(frame: bytes) -> bytes:

@@ -21,7 +21,7 @@ from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.deploy.scoring import Counting, Scoring
 from fedveil_federation.deploy.work import Training, Work, scheduled
 from fedveil_federation.secagg.device_store import DeviceStore
-from fedveil_federation.secagg.roster import Admission, Roster
+from fedveil_federation.secagg.roster import Roster
 
 
 class Examiner:
@@ -40,20 +40,24 @@ class Examiner:
         self._data, self._randomness = data, randomness
         self._taken = taken_from_records(data)
 
-    def examined(self, data: bytes) -> tuple[Work, Roster]:
-        """What this site is to do for a plan, and whose keys it works with."""
+    def examined(self, data: bytes) -> tuple[Work, Roster, float]:
+        """Hold a plan to the owner's policy and lifetime budget.
+
+        Returns:
+            What this site is to do for it, whose keys it works with, and what all runs together
+            will have cost after it.
+        """
         document = PlanDocument.from_bytes(data)
         roster = self._check_facts(document)
         work: Work
         if document.scoring:
-            scoring = self._scored(document)
             model = self._at_home(document.parsed().model)
+            scoring = self._scored(document, model)
             work = Counting(document, scoring, model, self._number, self._data, self._randomness)
         else:
             plan, scale = self._planned(document)
             work = Training(document, plan, self._number, self._data, self._randomness, scale)
-        self._check_lifetime(work)
-        return work, roster
+        return work, roster, self._check_lifetime(work)
 
     def _check_facts(self, document: PlanDocument) -> Roster:
         """Whether the plan is about this federation, its members and this site's kind of data."""
@@ -75,8 +79,8 @@ class Examiner:
         if facts.agreement != members.agreement:
             raise ConfigError("plan: its schema is not the one that this site has agreed to")
         memory = self._store.memory(members.secagg_name)
-        roster = Roster(members.secagg_name, Admission(members.pinned), memory)
-        roster.admit_all(document.cards)
+        roster = Roster(members.secagg_name, members.pinned, memory)
+        roster.admit(*document.cards)
         if len(roster) != len(members.sites):
             raise ConfigError(f"plan: key cards of {len(roster)} sites, need all")
         return roster
@@ -87,8 +91,9 @@ class Examiner:
         name = recipe.model.name
         if name == "auto":
             raise ConfigError("model.name: say which; 'auto' is no name")
-        self._policy.check_recipe(recipe, name, parameters(recipe, federation))
-        plan = planned(replace(recipe, model=self._at_home(recipe.model)), federation)
+        recipe = replace(recipe, model=self._at_home(recipe.model))
+        self._policy.check_recipe(recipe, name, parameters(recipe.model, federation))
+        plan = planned(recipe, federation)
         guarantee, model = plan.guarantee, plan.privacy_model
         if guarantee is None or model is None:
             raise PrivacyRefusal("the plan guarantees nothing", "ask with a private method")
@@ -107,14 +112,17 @@ class Examiner:
         return plan, scale
 
     def _at_home(self, model: ModelSection) -> ModelSection:
-        """A model that starts from a file, with this site's path of it."""
-        if model.start is None:
-            return model
-        return replace(model, start=str(self._policy.start(model.start)))
+        """Return the model with this site's own names of the public weights in it."""
+        if model.start is not None:
+            model = replace(model, start=str(self._policy.start(model.start)))
+        if model.backbone is not None:
+            own = self._policy.backbone(model.backbone, model.backbone_head)
+            model = replace(model, backbone=own)
+        return model
 
-    def _scored(self, document: PlanDocument) -> Scoring:
-        recipe, federation = document.parsed(), document.facts.federation()
-        self._policy.check_evaluation(recipe.model.name, parameters(recipe, federation))
+    def _scored(self, document: PlanDocument, model: ModelSection) -> Scoring:
+        size = parameters(model, document.facts.federation())
+        self._policy.check_evaluation(model.name, size)
         scoring = Scoring.of(document)
         guarantee = scoring.guarantee()
         self._policy.check(guarantee, guarantee.privacy_model, scoring.sums)
@@ -133,24 +141,34 @@ class Examiner:
             )
 
     def _check_size(self, document: PlanDocument, unit: Unit) -> None:
-        if unit is Unit.RECORD and self._taken:
+        if unit is not Unit.CLIENT and self._taken:
             raise PrivacyRefusal(
-                f"one record of this site is more than one gradient: {self._taken[0]}",
+                f"one {unit} of this site is more than one gradient: {self._taken[0]}",
                 "read the site's rows by a public schema, with declared classes",
             )
-        size = document.facts.sizes[self._number]
-        if size != (len(self._data.train) if unit is Unit.RECORD else 1):
-            raise ConfigError("plan: it states another number of records than this site has agreed")
+        if unit is Unit.PERSON and self._data.train.persons is None:
+            raise PrivacyRefusal(
+                "the plan protects persons, and this site does not know which person a row is of",
+                "its owner can join with --person-column",
+            )
+        own, what = 1, "records"
+        if unit is Unit.RECORD:
+            own = len(self._data.train)
+        if unit is Unit.PERSON:
+            own, what = int(self._data.persons.sizes[0]), "persons"
+        if document.facts.sizes[self._number] != own:
+            raise ConfigError(f"plan: it states another number of {what} than this site has agreed")
 
-    def _check_lifetime(self, work: Work) -> None:
-        """Whether what is left of a run fits into what the owner has left."""
+    def _check_lifetime(self, work: Work) -> float:
+        """Return the lifetime epsilon after what is left of a run, if the budget allows it."""
         taken = self._store.ledger.runs().get(work.document.digest, 0) // len(work.terms)
         left = work.participations - taken
         if left > 0:
             model = next(iter(work.terms.values())).privacy_model
             releases = (work.charged(one).release for one in work.terms.values())
             rest = [replace(one, rounds=left, participations=left) for one in releases]
-            self._store.ledger.afford(rest, model)
+            return self._store.ledger.afford(rest, model)
+        return self._store.ledger.spent()
 
 
 def _series(number: str) -> list[str]:

@@ -18,8 +18,8 @@ class Facts:
     """What everybody may know about the data.
 
     `sizes`: records of each site, where single records are protected and their number is public;
-    elsewhere ones, for then nobody is told. `agreement`: digest of what was agreed on, the schema
-    among it.
+    persons of each site where they are protected; elsewhere ones, for then nobody is told.
+    `agreement`: digest of what was agreed on, the schema among it.
     """
 
     name: str

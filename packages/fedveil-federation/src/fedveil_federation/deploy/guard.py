@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -30,16 +29,15 @@ from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
 from fedveil.privacy.secure_sums import derive
 from fedveil.privacy.secure_sums.aggregation import UPDATE
-from fedveil.privacy.secure_sums.errors import Doubted, SecureAggregationError
 from fedveil.privacy.secure_sums.params import Limits
 from fedveil_federation.client_ledger import LifetimeBudgetExceeded
 from fedveil_federation.deploy.approvals import Approvals
-from fedveil_federation.deploy.envelope import BadFrame, Message, signature_of
+from fedveil_federation.deploy.envelope import BadFrame, Message, plain, signature_of
 from fedveil_federation.deploy.facts import plan_digest
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.deploy.responder import Handlers, Responder, UnknownRun
-from fedveil_federation.deploy.state_dirs import read_json, write_json
+from fedveil_federation.deploy.state_dirs import lifetime_spent
 from fedveil_federation.secagg.device import DeviceRound
 from fedveil_federation.secagg.device_store import DeviceStore, StoreFault
 from fedveil_federation.secagg.journal import Claim
@@ -67,11 +65,11 @@ class _Run:
 
     work: Work
     roster: Roster
+    called: str  # the hub's name for it
     begun: bool = False
     participant: Participant | None = None
     round_number: int = -1
     devices: dict[str, DeviceRound] = field(default_factory=dict)  # by purpose
-    before: tuple[int, dict[str, DeviceRound]] = (-1, {})  # the round before, and its devices
     answers: dict[bytes, Message] = field(default_factory=dict)  # of this round, by request
     computing: dict[bytes, Future[bytes]] = field(default_factory=dict)
     weights: dict[str, bytes] = field(default_factory=dict)  # of this round, by purpose
@@ -82,8 +80,8 @@ class Guard(Responder):
 
     `randomness` is the system's; a seeded one is for tests alone. `patience`: seconds that a
     request may wait for training before the hub is told to ask again. `stopped`: why the owner
-    takes part in nothing for now, or nothing. `keep_plan` gets the plan of each run that begins.
-    `approvals`: what the owner has said yes to, if the policy wants that.
+    takes part in nothing for now, or nothing. `keep_plan` gets digest, plan and the hub's name of
+    each run that begins. `approvals`: what the owner has said yes to, if the policy wants that.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class Guard(Responder):
         patience: float = 2.0,
         stopped: Callable[[], str] = str,
         handlers: Handlers | None = None,
-        keep_plan: Callable[[str, bytes], None] | None = None,
+        keep_plan: Callable[[str, bytes, str], None] | None = None,
         approvals: Approvals | None = None,
     ) -> None:
         if data.clients != 1:
@@ -115,7 +113,6 @@ class Guard(Responder):
         policy.check_hub(members.hub.hex())
         self._runs: dict[str, _Run] = {}
         self._plans: list[float] = []  # when they came
-        self._kept = store.path.with_name("spent.json")
         self._worked = monotonic()  # when it was last asked about a run
         self._pool = ThreadPoolExecutor(1, f"guard-{site}")
 
@@ -143,7 +140,7 @@ class Guard(Responder):
         if stopped := self._stopped():
             raise PrivacyRefusal(f"site {self.site!r}: {stopped}", "go on without it, or ask again")
         if kind == "plan":
-            return self._accept(request.part())
+            return self._accept(request)
         run = self._runs.get(request.text("run"))
         if run is None:
             raise UnknownRun(f"site {self.site!r} knows no such run: send its plan first")
@@ -159,7 +156,6 @@ class Guard(Responder):
             "confirm": self._confirm,
             "unmask": self._unmask,
             "abort": self._abort,
-            "disclose": self._disclose,
         }
         if kind not in steps:
             raise BadFrame(f"message: unknown kind {kind!r}")
@@ -188,48 +184,32 @@ class Guard(Responder):
     def _hello(self) -> Message:
         """What this owner shows to whoever runs the hub."""
         shown = {"trusts": self.members.fingerprint, "stopped": self._stopped()}
+        shown["public"] = self.uncertified_key
         said: dict[str, Any] = {"status": "done", "version": version("fedveil"), **shown}
         if Unit.RECORD in self.policy.allow.units:  # such plans state it
             said["records"] = len(self._data.train)
+        if Unit.PERSON in self.policy.allow.units and self._data.train.persons is not None:
+            said["persons"] = int(self._data.persons.sizes[0])
         if self.policy.show.budget:
-            said["epsilon"], said["spent"] = self.store.ledger.budget_epsilon, self.spent()
+            said["epsilon"] = self.store.ledger.budget_epsilon
+            said["spent"] = lifetime_spent(self.store)
         return Message(said, (self.keys.card(),))
-
-    def spent(self, anew: bool = True) -> float | None:
-        """Return the lifetime's epsilon so far, worked out again only when something was charged.
-
-        It is kept in a file, for a site that waits does without the accountants' memory.
-
-        Args:
-            anew: whether to work it out if that was not done yet; None is returned otherwise.
-        """
-        ledger = self.store.ledger
-        about = {"charges": ledger.charges, "version": version("fedveil")}
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            kept = read_json(self._kept)
-            if about == {name: kept[name] for name in about}:
-                return float(kept["epsilon"])
-        if not anew:
-            return None
-        spent = ledger.spent()
-        with suppress(OSError):
-            write_json(self._kept, {**about, "epsilon": spent})
-        return spent
 
     @property
     def worked(self) -> bool:
         """Whether it has looked at a plan since it was started."""
         return "_examiner" in vars(self)
 
-    def _accept(self, data: bytes) -> Message:
+    def _accept(self, request: Message) -> Message:
         """Work a plan out, hold it to the policy, and sign it."""
+        data, called = request.part(), plain(request.header.get("name"))
         digest = plan_digest(data)
         if digest not in self._runs:
             self._limit()
-            examined = _Run(*self._examiner.examined(data))
+            work, roster, lifetime = self._examiner.examined(data)
             if self._approvals is not None:
-                self._approvals.check(data, digest)
-            self._runs[digest] = examined
+                self._approvals.check(data, digest, called, lifetime)
+            self._runs[digest] = _Run(work, roster, called)
         return Message({"status": "done"}, (self.keys.identity.sign(ACCEPT + digest.encode()),))
 
     @cached_property
@@ -271,14 +251,15 @@ class Guard(Responder):
                 self.store,
                 charged=run.work.charged,
             )
-        if self._approvals is not None and not run.begun:
-            self._approvals.use(run.work.document.to_bytes(), run.work.document.digest)
-        if self._keep_plan is not None and not run.begun:
-            self._keep_plan(run.work.document.digest, run.work.document.to_bytes())
         if not run.begun:
             document = run.work.document
+            if self._approvals is not None:
+                self._approvals.use(document.to_bytes(), document.digest)
+            if self._keep_plan is not None:
+                self._keep_plan(document.digest, document.to_bytes(), run.called)
+            about = {"run": document.digest, "name": run.called}
             cost = {"epsilon": document.epsilon, "delta": document.delta}
-            _log.info("takes part in a run", extra={"about": {"run": document.digest, **cost}})
+            _log.info("takes part in a run", extra={"about": {**about, **cost}})
         run.begun = True
         return Message({"status": "done"})
 
@@ -319,7 +300,6 @@ class Guard(Responder):
                 f"this site has taken part {taken} times, as often as the plan counts",
                 "keep to the schedule",
             )
-        run.before = (run.round_number, dict(run.devices))
         run.round_number = number
         work.new_round()
         for kept in (run.devices, run.answers, run.computing, run.weights):
@@ -363,8 +343,6 @@ class Guard(Responder):
                         "this sum was opened under another clip", "keep to what it states"
                     )
                 self._check_model(run, request)
-                for shown in request.parts[2:]:
-                    device.take_odds(shown)
                 device.take_sharers(request.part())
                 started = self._pool.submit(self._masked, run.work, device, request)
             else:
@@ -409,10 +387,7 @@ class Guard(Responder):
 
     def _confirm(self, run: _Run, request: Message, digest: bytes) -> Message:
         device = self._joined(run, request)
-        try:
-            return Message({"status": "done"}, (device.confirm(request.part()),))
-        except Doubted as doubt:
-            return Message({"status": "doubted", "devices": list(doubt.devices)})
+        return Message({"status": "done"}, (device.confirm(request.part()),))
 
     def _unmask(self, run: _Run, request: Message, digest: bytes) -> Message:
         """Give shares away; and join the next round if its plan came along and nothing forbids."""
@@ -430,17 +405,6 @@ class Guard(Responder):
     def _abort(self, run: _Run, request: Message, digest: bytes) -> Message:
         self._joined(run, request).abort(request.part())
         return Message({"status": "done"})
-
-    def _disclose(self, run: _Run, request: Message, digest: bytes) -> Message:
-        """Show which of these sites sealed nonsense to this one, in the last round or before it."""
-        kept = dict((run.before, (run.round_number, run.devices))).get(request.number("round"), {})
-        device, shown = kept.get(request.text("purpose")), []
-        if device is None:
-            raise BadFrame("this site has not joined that round, or has left it behind")
-        for frame in request.parts:
-            with suppress(SecureAggregationError):
-                shown.append(device.disclose(frame))
-        return Message({"status": "done"}, tuple(shown))
 
     def _joined(self, run: _Run, request: Message) -> DeviceRound:
         number, device = request.number("round"), run.devices.get(request.text("purpose"))

@@ -22,6 +22,7 @@ import asyncio
 import base64
 import http.client
 import itertools
+import json
 import logging
 import math
 import socket
@@ -30,11 +31,12 @@ import threading
 from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from fedveil_federation.deploy.courier import Answer, Settings, Unreachable, most_reply
+from fedveil_federation.deploy.certificates import key_of
+from fedveil_federation.deploy.courier import KEYS, Answer, Settings, Unreachable, most_reply
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -130,6 +132,8 @@ class HubLink:
 
     def __init__(self, settings: Settings, place: Path) -> None:
         self._settings, self._context = settings, server_context(place)
+        self._place = place
+        self._read_at: tuple[int, dict[str, list[str]]] = (0, {})  # the keys, and of which time
         self._boxes: dict[str, _Box] = {}
         self._numbers = itertools.count(1)
         self._loop = asyncio.new_event_loop()
@@ -181,6 +185,29 @@ class HubLink:
         finally:
             del box.letters[number]
 
+    def _site_of(self, transport: asyncio.BaseTransport | None) -> str:
+        """Return the name in the certificate that a connection has shown.
+
+        It is empty if the certificate's key is not one of those that the hub knows this site by
+        now: that of a bundle counts until the site has come with it and has a key of its own.
+        """
+        shown: Any = None if transport is None else transport.get_extra_info("ssl_object")
+        certificate = {} if shown is None else shown.getpeercert()
+        names = [value for ((key, value),) in certificate.get("subject", ()) if key == "commonName"]
+        if len(names) != 1 or key_of(shown.getpeercert(True)) not in self._keys().get(names[0], ()):
+            return ""
+        return str(names[0])
+
+    def _keys(self) -> dict[str, list[str]]:
+        """Return the keys of each site, as the hub has written them last."""
+        try:
+            changed = (self._place / KEYS).stat().st_mtime_ns
+            if changed != self._read_at[0]:
+                self._read_at = changed, json.loads((self._place / KEYS).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return self._read_at[1]
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._listen())
@@ -189,6 +216,7 @@ class HubLink:
         from aiohttp import web  # sites do without it
 
         boxes = self._boxes = {site: _Box() for site in self._settings.sites}
+        site_of = self._site_of
 
         class Server(web.Server):
             """Counts the connections of every site; whoever is none of them has none."""
@@ -197,7 +225,7 @@ class HubLink:
                 self, handler: web.RequestHandler, transport: asyncio.Transport
             ) -> None:
                 super().connection_made(handler, transport)
-                box = boxes.get(_peer(transport))
+                box = boxes.get(site_of(transport))
                 if box is None:
                     transport.abort()
                     return
@@ -254,7 +282,7 @@ class HubLink:
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a site's request; whatever is not about the mailbox ends the connection."""
         transport = request.transport
-        box = None if transport is None else self._boxes.get(_peer(transport))
+        box = self._boxes.get(self._site_of(transport))
         if box is None:
             return _refused(request, 403)
         try:
@@ -330,13 +358,6 @@ def _refused(request: web.BaseRequest, status: int) -> web.StreamResponse:
     response = web.Response(status=status)
     response.force_close()
     return response
-
-
-def _peer(transport: asyncio.BaseTransport) -> str:
-    """Return the name in the certificate that a connection has shown, or nothing."""
-    certificate = transport.get_extra_info("peercert") or {}
-    names = [value for ((key, value),) in certificate.get("subject", ()) if key == "commonName"]
-    return names[0] if len(names) == 1 else ""
 
 
 def _notice_loss(connection: socket.socket) -> None:

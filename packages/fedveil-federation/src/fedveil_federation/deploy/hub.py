@@ -7,11 +7,12 @@ of the secure sum. The hub holds nobody's data; public test examples are its own
 from __future__ import annotations
 
 import json
+import logging
 import math
 import secrets
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from fedveil.run.round_report import RoundReport
 from fedveil.run.run import Run
 from fedveil.training.engines.contract import Cohort, RoundRequest
 from fedveil_federation.deploy.courier import Courier, Reply, Unreachable
-from fedveil_federation.deploy.envelope import BadFrame, Message, seal, unseal
+from fedveil_federation.deploy.envelope import BadFrame, Message, plain, seal, unseal
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.plan_document import PlanDocument, planned, resolved, terms_at
@@ -54,9 +55,11 @@ from fedveil_federation.deploy.schemas import RowSchema
 from fedveil_federation.deploy.scoring import CountSum, Scoring, figures
 from fedveil_federation.deploy.work import scheduled
 from fedveil_federation.secagg.privacy_terms import PrivacyTerms
-from fedveil_federation.secagg.roster import Admission, Roster
+from fedveil_federation.secagg.roster import Roster
 from fedveil_federation.secagg.server import Server
 from fedveil_federation.secagg.server_round import Deadlines, Phase, ServerRound
+
+_log = logging.getLogger(__name__)
 
 DOCUMENT = "federation-plan.json"
 ACCEPTED = "federation-signatures.json"  # of all sites under the plan
@@ -81,12 +84,6 @@ class SitesAway(PrivacyRefusal):
 
 class OwnersAsked(SitesAway):
     """None refuses, but some wait for their owner's yes: ask again later."""
-
-
-def plain(said: object) -> str:
-    """What a site says, as one line that a terminal only shows."""
-    text = said if isinstance(said, str) else ""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:500])
 
 
 class Sites:
@@ -232,8 +229,8 @@ class RemoteAggregator(Aggregator):
         # By round of the run (from 0) and purpose.
         self._unfinished: dict[tuple[int, str], ServerRound] = {}
         if self.sums is not None:
-            roster = Roster(sites.members.secagg_name, Admission(sites.members.pinned))
-            roster.admit_all(document.cards)
+            roster = Roster(sites.members.secagg_name, sites.members.pinned)
+            roster.admit(*document.cards)
             self.server = Server(sites.key, roster, self.sums.params, logs)
             for found in self.server.resume():
                 about = found.layout.plan
@@ -304,10 +301,11 @@ class RemoteAggregator(Aggregator):
                 replies = self.ask("open", plans, self.waits.shares)
                 try:
                     self.take(opened, replies)
-                    opened.close_sharing()
+                    left_out = opened.close_sharing()
                 except NotReleased:
                     self.abort(opened)
                     raise
+                self.ask("abort", {n: (frame,) for n, frame in left_out.items()}, _ASK)
         return _MaskedUploads(self, summands, opened)
 
     def _begun(
@@ -339,9 +337,7 @@ class RemoteAggregator(Aggregator):
         if opened is None:
             asked = {int(n): (b"", weights) for n in cohort}
         elif opened.phase is Phase.VECTORS:
-            asked = {
-                n: (opened.sharers_for(n), weights, *opened.odds_for(n)) for n in opened.missing
-            }
+            asked = {n: (opened.sharers_for(n), weights) for n in opened.missing}
         for number, reply in self.ask("train", asked, self.waits.vectors).items():
             yield SiteUpload(number, reply)
 
@@ -359,20 +355,17 @@ class RemoteAggregator(Aggregator):
     def abort(self, opened: ServerRound) -> None:
         """Tell who has joined that there will be no sum: what has not left is not charged."""
         frame = opened.abort()
-        self.judge(opened)
-        self.ask("abort", dict.fromkeys(opened.sharers, (frame,)), _ASK)
+        self.log_remarks(opened)
+        joined = {*opened.sharers, *opened.remarks}  # those who sit out as well
+        self.ask("abort", dict.fromkeys(joined, (frame,)), _ASK)
 
-    def judge(self, opened: ServerRound) -> None:
-        """Follow up what sites complain about, and evict who is convicted: no more rounds then."""
-        complaints: dict[int, tuple[bytes, ...]] = {}
-        for holder, dealer in opened.disputes:
-            complaints[holder] = (*complaints.get(holder, ()), opened.dealt_by(dealer))
-        for number, reply in self.ask("disclose", complaints, _ASK).items():
-            for shown in reply.parts:
-                with self.sites.dropping(number):
-                    opened.settle(shown)
-        if self.server is not None:
-            self.server.judge(opened)
+    def log_remarks(self, opened: ServerRound) -> None:
+        """Tell who runs the hub which sites departed from the protocol, as far as it shows."""
+        for number, remark in opened.remarks.items():
+            about = {"run": self._document.digest, "round": self.now.number + 1}
+            _log.warning(
+                "site %s %s", self.sites.members.names[number], remark, extra={"about": about}
+            )
 
     def take(self, opened: ServerRound, replies: Mapping[int, Message], part: int = 0) -> None:
         """Frames of a leg; a site that sends something else has dropped out."""
@@ -439,7 +432,8 @@ class _MaskedUploads(_RemoteSum):
             self.clients = np.array(opened.survivors, np.int64)
             if opened.phase is Phase.CONFIRMATIONS:
                 with hub.watch.phase("confirm"):
-                    self._confirm(opened.missing)
+                    named = {n: (opened.survivors_for(n),) for n in opened.missing}
+                    hub.take(opened, hub.ask("confirm", named, hub.waits.confirmations))
                     opened.close_confirmation()
             with hub.watch.phase("unmask"):
                 last = opened.confirmed_for if opened.confirms else opened.survivors_for
@@ -456,24 +450,12 @@ class _MaskedUploads(_RemoteSum):
                         hub.take(following, joined, part=1)
                 private: Tensor = self._summands.decode(opened.finish())
         finally:
-            hub.judge(opened)
+            hub.log_remarks(opened)
         if isinstance(self._summands, RoundNoise) and (
             reason := implausible(self._summands, private, len(self.clients))
         ):
             raise NotReleased(reason)
         return private
-
-    def _confirm(self, survivors: Collection[int]) -> None:
-        hub, opened = self._hub, self._round
-        told = {n: (opened.survivors_for(n),) for n in survivors}
-        replies, told = hub.ask("confirm", told, hub.waits.confirmations), {}
-        doubting = {n: r for n, r in replies.items() if r.header.get("status") == "doubted"}
-        hub.take(opened, {n: reply for n, reply in replies.items() if n not in doubting})
-        for n, reply in doubting.items():
-            with hub.sites.dropping(n):
-                told[n] = (opened.survivors_for(n, reply.numbers("devices")),)
-        if told:
-            hub.take(opened, hub.ask("confirm", told, hub.waits.confirmations))
 
 
 class _Uploads(_RemoteSum):
@@ -612,14 +594,19 @@ class Hub:
             float(plan.guarantee.epsilon),
             float(plan.guarantee.delta),
         )
-        accepted = self._agree(document)
+        accepted = self._agree(document, output.name)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
         write_atomically(output / ACCEPTED, json.dumps([one.hex() for one in accepted]).encode())
         write_atomically(output / DOCUMENT, document.to_bytes())
         return self._run(plan, document, directory, recipe)
 
     def score(
-        self, weights: Tensor, model: Mapping[str, Any], scoring: Scoring, schema: RowSchema
+        self,
+        weights: Tensor,
+        model: Mapping[str, Any],
+        scoring: Scoring,
+        schema: RowSchema,
+        name: str,
     ) -> tuple[dict[str, Any], Guarantee]:
         """How good weights are on rows that sites hold out: figures from a noisy sum, its cost."""
         facts, noise, delta = scoring.facts, scoring.noise, scoring.delta
@@ -635,7 +622,7 @@ class Hub:
             delta,
             {"noise": noise},
         )
-        self._agree(document)
+        self._agree(document, name)
         terms, logs = scoring.terms(document.digest), self.state / "evaluations" / document.run
         sums = RemoteAggregator(document, terms, scoring.sums, self.sites, self.waits, logs)
         cohort = np.arange(len(facts.sizes), dtype=np.int64)
@@ -657,7 +644,7 @@ class Hub:
             raise ConfigError(f"{path}: no run across machines (no {DOCUMENT})") from None
         recipe = recipes.parse(stored_recipe(path))
         plan = planned(recipe, known(document.facts))
-        self._introduce_with(document, accepted)
+        self._introduce_with(document, accepted, path.name)
         return self._run(plan, document, RunDirectory.open(path, plan), recipe)
 
     def _run(
@@ -731,18 +718,20 @@ class Hub:
         said = sorted(self.sites.refusals.items())
         return "; ".join(f"{site}: {reason}" for site, reason in said)
 
-    def _agree(self, document: PlanDocument) -> list[bytes]:
+    def _agree(self, document: PlanDocument, name: str) -> list[bytes]:
         """Show every site the plan, and then every site that all have signed it."""
-        plan = Message({"kind": "plan"}, (document.to_bytes(),))
+        plan = Message({"kind": "plan", "name": name}, (document.to_bytes(),))
         accepted = self.sites.everybody(plan, self.waits.shares)
         signatures = [accepted[number].part() for number in sorted(accepted)]
-        begin = self._introduce_with(document, signatures)
+        begin = self._introduce_with(document, signatures, name)
         self.sites.everybody(begin, self.waits.shares)
         return signatures
 
-    def _introduce_with(self, document: PlanDocument, signatures: list[bytes]) -> Message:
+    def _introduce_with(
+        self, document: PlanDocument, signatures: list[bytes], name: str
+    ) -> Message:
         """Tell guards that were restarted about this run; the last thing that they are told."""
-        plan = Message({"kind": "plan"}, (document.to_bytes(),))
+        plan = Message({"kind": "plan", "name": name}, (document.to_bytes(),))
         begin = Message({"kind": "begin", "run": document.digest}, tuple(signatures))
 
         def introduce(number: int) -> None:

@@ -11,8 +11,9 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from fedveil.core.units import Unit
 from fedveil.planning import recipe as recipes
 from fedveil.planning.recipe import Recipe
 from fedveil.run.run import Run
-from fedveil_federation.deploy import certificates
+from fedveil_federation.deploy import certificates, delivery
 from fedveil_federation.deploy.certificates import Pair
 from fedveil_federation.deploy.counters import Counters
 from fedveil_federation.deploy.courier import Courier, Unreachable
-from fedveil_federation.deploy.envelope import BadFrame, Message, claimed, seal, unseal
-from fedveil_federation.deploy.facts import Facts
+from fedveil_federation.deploy.envelope import BadFrame, Message, claimed, plain, seal, unseal
+from fedveil_federation.deploy.facts import Facts, plan_digest
 from fedveil_federation.deploy.hub import (
     DOCUMENT,
     MOST_LOST,
@@ -36,7 +37,6 @@ from fedveil_federation.deploy.hub import (
     RemoteAggregator,
     RoundsLost,
     SitesAway,
-    plain,
 )
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.plan_document import PlanDocument, planned
@@ -47,6 +47,7 @@ from fedveil_federation.deploy.state_dirs import (
     damaged,
     keep_pair,
     keep_secret,
+    now,
     read_json,
     read_text,
     write_json,
@@ -63,6 +64,7 @@ _SLICE = 0.5  # seconds between two looks whether a run that waits is to stop
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
 
 EVALUATION = "federated-evaluation.json"
+DELIVERED = "delivered.json"  # when each site had got all of a finished run
 
 Finish = Callable[[Run, Recipe], None]  # writes model, result and report
 
@@ -269,14 +271,15 @@ class HubService:
         for site, one in said.items():
             if members is not None and not one.header.get("trusts"):
                 self._tell(site, Message({"kind": "members"}, (members.to_text().encode(),)))
-            self._renew(site)
+            self._certify(site, one.header.get("public"))
         own = self.home.certificate
         if certificates.days_left(own.certificate) < certificates.RENEW_DAYS:
             host = self.home.agreement.host
             fresh = certificates.renewed(self.home.authority, own.certificate, host)
             keep_pair(self.home.path, "hub", Pair(fresh, own.key))
         self.counters.write(*self._metrics)
-        trusting = [one for one in said.values() if one.header.get("trusts")]
+        trusting = [site for site, one in said.items() if one.header.get("trusts")]
+        self._deliver(trusting)
         return len(trusting) == len(self.home.agreement.sites)
 
     def _listed(self, identities: dict[str, bytes]) -> Members:
@@ -287,19 +290,57 @@ class HubService:
         _log.info("all sites have joined: members %s", members.fingerprint)
         return members
 
-    def _renew(self, site: str) -> None:
-        """Send a site a certificate for another year; its first one, of the bundle, is short."""
+    def _certify(self, site: str, public: object) -> None:
+        """Give a site a certificate for a key that it has made itself, and another one in time.
+
+        The key of its bundle, which has travelled, counts until it has come with its own.
+
+        Args:
+            site: by name.
+            public: the public part of a key without a certificate, as the site says.
+        """
+        if isinstance(public, str) and public:
+            try:
+                fresh = self.home.certify(site, public)
+            except ConfigError as error:
+                _log.warning("%s: %s", site, error)
+                return
+            self.tend()  # the courier has to know the key before the site comes with it
+            self._tell(site, Message({"kind": "certificate"}, (fresh.encode(),)))
+            return
+        self.home.spend_bundle(site)
         old = self.home.site_certificate(site)
         if certificates.days_left(old) < certificates.RENEW_DAYS:
             fresh = certificates.renewed(self.home.authority, old)
-            if self._tell(site, Message({"kind": "certificate"}, (fresh.encode(),))):
+            told = self._tell(site, Message({"kind": "certificate"}, (fresh.encode(),)))
+            if told is not None:
                 self.home.keep_site_certificate(site, fresh)
 
-    def _tell(self, site: str, message: Message) -> bool:
-        """Whether a member has done what it was told."""
+    def _deliver(self, sites: Collection[str]) -> None:
+        """Send finished runs to those sites that do not have them yet."""
+        for path in sorted(self.home.runs.iterdir()):
+            if not ((path / DOCUMENT).exists() and (path / "result.json").exists()):
+                continue
+            run = plan_digest((path / DOCUMENT).read_bytes())
+            kept = read_json(path / DELIVERED) if (path / DELIVERED).exists() else {}
+            for site in sorted(set(sites) - kept.keys()):
+                if delivery.send(path, run, partial(self._tell, site)):
+                    kept[site] = now()
+                    write_json(path / DELIVERED, kept)
+                    about = {"run": path.name, "site": site}
+                    _log.info("model and report delivered", extra={"about": about})
+
+    def _tell(self, site: str, message: Message) -> Message | None:
+        """Return a member's reply; None if it has not done what it was told."""
         frame = seal(message, self._key)
         reply = self._introduced(site, frame, self.courier.ask({site: frame}, _HELLO)[site])
-        return isinstance(reply, Message) and reply.header.get("status") == "done"
+        if isinstance(reply, str):
+            return None
+        if reply.header.get("status") != "done":
+            reason = plain(reply.header.get("reason"))
+            _log.warning("%s refuses (%s): %s", site, message.text("kind"), reason)
+            return None
+        return reply
 
     # --- runs -------------------------------------------------------------------------------------
 
@@ -372,11 +413,11 @@ class HubService:
         finally:
             if run.directory is not None:
                 run.directory.close()
-        facts = self._told_facts(hub)
+        facts = self._told_facts(hub, Unit.RECORD)
         if facts is None:
             raise ConfigError("evaluation: needs sites whose policies protect records")
         scoring = Scoring(facts, job.noise, document.delta)
-        found, guarantee = hub.score(weights, model, scoring, self.home.agreement.schema)
+        found, guarantee = hub.score(weights, model, scoring, self.home.agreement.schema, job.name)
         said = {**guarantee.to_dict(), "statement": guarantee.statement}
         write_json(path / EVALUATION, {**found, "guarantee": said})
         return "done"
@@ -387,16 +428,24 @@ class HubService:
         rows = None if test is None else agreement.public_rows(Path(test))
         return lambda facts: agreement.at_hub(facts.sizes, rows)
 
-    def _told_facts(self, hub: Hub) -> Facts | None:
-        """The agreement with the sites' numbers of records, if all of them tell."""
-        told = (one.header.get("records") for one in hub.hellos())
+    def _told_facts(self, hub: Hub, unit: Unit) -> Facts | None:
+        """The agreement with the sites' numbers of records or persons, if all of them tell."""
+        told = (one.header.get(f"{unit}s") for one in hub.hellos())
         sizes = tuple(size for size in told if type(size) is int and 0 < size < 2**32)
         agreement = self.home.agreement
         return agreement.facts(sizes) if len(sizes) == len(agreement.sites) else None
 
     def _facts(self, hub: Hub, recipe: Recipe) -> Facts:
-        """The sites' numbers of records are stated where single records are protected."""
-        told = self._told_facts(hub)
+        """The sites' numbers of records, or of persons, are stated where these are protected."""
+        if recipe.privacy.unit == Unit.PERSON:
+            told = self._told_facts(hub, Unit.PERSON)
+            if told is None:
+                raise ConfigError(
+                    "privacy.unit: a site does not say how many persons it has. Every site joins "
+                    'with --person-column, and its policy names "person" (allow.units).'
+                )
+            return told
+        told = self._told_facts(hub, Unit.RECORD)
         if told is not None:
             model = planned(recipe, told.federation()).privacy_model
             if model is not None and model.unit is Unit.RECORD:
@@ -420,7 +469,7 @@ def status_of(home: HubHome) -> dict[str, Any]:
 
 def _site_status(home: HubHome, site: str, said: Message | str) -> dict[str, Any]:
     header = said.header if isinstance(said, Message) else {}
-    figures = {name: header.get(name) for name in ("records", "epsilon", "spent")}
+    figures = {name: header.get(name) for name in ("records", "persons", "epsilon", "spent")}
     return {
         "site": site,
         "state": said if isinstance(said, str) else plain(header.get("stopped")) or "ready",

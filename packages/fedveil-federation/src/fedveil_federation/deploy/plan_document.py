@@ -13,13 +13,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import digest_of
+from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.recipes.sections import EngineSection, EvaluationSection, ModelSection
+from fedveil.methods.registry import METHODS
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import features_of, model_of, plan_of
 from fedveil.planning.plan import Plan
@@ -29,7 +32,8 @@ from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE
 from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.run.aggregator import Summands
 from fedveil.training.client.local_training import BatchKind
-from fedveil.training.models.features import ScatteringFeatures, with_features
+from fedveil.training.models.backbone import BackboneFeatures
+from fedveil.training.models.features import Featurizer, ScatteringFeatures, with_features
 from fedveil.training.models.patches import PatchFeatures
 from fedveil.training.models.random_features import RandomFeatures
 from fedveil.training.models.scattering import Scattering
@@ -42,6 +46,8 @@ MOST_WHITENED = 1 << 14  # features, and the most directions, each of 2.5 drawin
 MOST_DIRECTIONS = 2048
 MOST_COMPARED = 1 << 22  # patches times pixels of one image
 MOST_DRAWN = 1 << 23  # random features times inputs of one example
+MOST_PERSONS = 1 << 22  # of all sites together, whom a plan counts one by one
+MOST_PIXELS = 1024  # height and width of what a public network sees
 _OWN = (DataSection(), EngineSection(), EvaluationSection())
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -102,14 +108,14 @@ class PlanDocument:
         recipe = recipes.parse(self.recipe)
         if (recipe.data, recipe.engine, recipe.evaluation) != _OWN:
             raise ConfigError("plan: data, engine and evaluation are each party's own")
-        if recipe.model.backbone is not None or recipe.model.backbone_weights is not None:
-            # Loading a network runs code and reads files that the hub would choose.
-            raise ConfigError("plan: model.backbone: sites load no network that a hub names")
-        start = recipe.model.start
-        if start is not None and not _DIGEST.fullmatch(start):
+        model = recipe.model
+        if model.start is not None and not _DIGEST.fullmatch(model.start):
             raise ConfigError("plan: model.start names a file, and not its SHA-256")
-        recipe = recipes.with_defaults(replace(recipe, model=replace(recipe.model, start=None)))
-        return replace(recipe, model=replace(recipe.model, start=start))
+        if model.backbone_weights is not None or not _DIGEST.fullmatch(model.backbone or "0" * 64):
+            # Loading a network runs code and reads files, which the hub must not choose.
+            raise ConfigError("plan: model.backbone names a network, and not its SHA-256")
+        recipe = recipes.with_defaults(replace(recipe, model=replace(model, start=None)))
+        return replace(recipe, model=replace(recipe.model, start=model.start))
 
     def terms(self, plan: Plan) -> dict[str, PrivacyTerms]:
         """What one participation costs, by the purpose of each of its sums."""
@@ -117,16 +123,23 @@ class PlanDocument:
 
 
 def resolved(recipe: Recipe, plan: Plan) -> dict[str, Any]:
-    """The recipe as sites get it: noise decided, a file to start from named by its SHA-256, and
-    nothing about the hub's data or speed."""
+    """Return the recipe as sites get it.
+
+    Noise is decided, public weights are named by their SHA-256, and nothing is said about the hub's
+    data or speed.
+    """
     privacy = replace(
         recipe.privacy, epsilon=None, noise_multiplier=plan.noise_multiplier, delta=plan.delta
     )
-    model, start = recipe.model, recipe.model.start
+    model, featurizer = recipe.model, plan.federation.featurizer
     model = replace(model, name=own_name(model.name, plan.federation.task))
+    if model.start is not None:
+        model = replace(model, start=digest_of(model.start))
+    if isinstance(featurizer, Featurizer) and isinstance(featurizer.features, BackboneFeatures):
+        model = replace(model, backbone=featurizer.features.digest, backbone_weights=None)
     plain = replace(
         recipe,
-        model=model if start is None else replace(model, start=digest_of(start)),
+        model=model,
         privacy=privacy,
         data=DataSection(),
         engine=EngineSection(),
@@ -144,10 +157,14 @@ def seen(model: ModelSection, federation: Federation) -> Federation:
                 f"model.width: {numbers:,} numbers make random features; {MOST_DRAWN:,} do"
             )
         return with_features(federation, chosen)
-    if not isinstance(chosen, ScatteringFeatures | PatchFeatures):
+    if not isinstance(chosen, ScatteringFeatures | PatchFeatures | BackboneFeatures):
         return federation
     if len(shape) not in (2, 3):
-        raise ConfigError(f"model.features: {model.features} needs images")
+        raise ConfigError(f"model.features: {model.features or 'backbone'} needs images")
+    if isinstance(chosen, BackboneFeatures):
+        if (chosen.pixels or 0) > MOST_PIXELS:
+            raise ConfigError(f"model.pixels: {chosen.pixels:,}; sites take {MOST_PIXELS:,}")
+        return with_features(federation, chosen)
     if (directions := chosen.directions or 0) > MOST_DIRECTIONS:
         raise ConfigError(f"model.directions: {directions:,}; sites keep {MOST_DIRECTIONS:,}")
     if isinstance(chosen, PatchFeatures):
@@ -171,12 +188,12 @@ def seen(model: ModelSection, federation: Federation) -> Federation:
     return with_features(federation, chosen)
 
 
-def parameters(recipe: Recipe, federation: Federation) -> int:
-    """How large the model would be, found without making it."""
-    federation = seen(recipe.model, federation)
+def parameters(model: ModelSection, federation: Federation) -> int:
+    """Return how many parameters a model would have, without making it."""
+    federation = seen(model, federation)
     try:
         with torch.device("meta"):
-            module = model_of(recipe.model, federation)
+            module = model_of(model, federation)
     except (RuntimeError, OverflowError):
         raise ConfigError("model: its size is beyond all bounds") from None
     return sum(parameter.numel() for parameter in module.parameters())
@@ -185,11 +202,19 @@ def parameters(recipe: Recipe, federation: Federation) -> int:
 def planned(recipe: Recipe, federation: Federation) -> Plan:
     """Return the plan of a recipe, if it is one that sites can carry out today.
 
-    Sites keep ledgers about replaced records, for which secret batches have no proof under noise
-    shares. So batches are secret only where the recipe asks for that, and not by default.
+    Sites keep ledgers about replaced records or persons, for which secret batches have no proof
+    under noise shares. So batches are secret only where the recipe asks for that, and not by
+    default. Where persons are protected, each row of the stand-in is one of them: how many there
+    are is public, and who is at several sites is not known to anybody.
     """
+    if recipe.privacy.unit == Unit.PERSON:
+        if (persons := len(federation.train)) > MOST_PERSONS:
+            raise ConfigError(f"facts: {persons:,} persons; sites plan for {MOST_PERSONS:,}")
+        everybody = replace(federation.train, persons=np.arange(persons))
+        federation = replace(federation, train=everybody)
     training = recipe.training
-    if training.method == "dp-sgd" and training.batches is None and training.batch_rate is None:
+    secret = METHODS.find(training.method, "training.method").secret_batches
+    if secret and training.batches is None and training.batch_rate is None:
         recipe = replace(recipe, training=replace(training, batches=BatchKind.SHUFFLED.value))
     plan = plan_of(recipe, federation)
     noise, sums = plan.noise, plan.secure_sums
@@ -226,13 +251,6 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
         )
     if sums is not None and sums.mode is not SecureMode.MASKED:
         raise ConfigError("aggregation.secure: across machines sums are masked; set it to 'masked'")
-    if sums is not None and sums.params.drawers(
-        sums.cohort, sums.params.topology(sums.cohort).degree
-    ):
-        raise ConfigError(
-            "aggregation.sparse: sites draw no graphs; leave it out, or let a hub that is trusted "
-            "to be honest draw them (aggregation.honest_server)"
-        )
     return plan
 
 

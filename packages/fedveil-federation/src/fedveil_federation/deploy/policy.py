@@ -8,12 +8,12 @@ scale = false       # clip this site's updates to less where a run costs more, i
 [lifetime]          # of all runs together; it can be lowered later, not raised
 epsilon = 10.0
 delta = 1e-5
-adjacency = "replace"  # of records; "zero-out" allows secret batches under noise shares
+adjacency = "replace"  # of records or persons; "zero-out" allows secret batches under noise shares
 
 [allow]
 methods = ["dp-fedavg", "gradient-noise"]
 models = ["logistic", "mlp"]
-units = ["client", "record"]
+units = ["client", "record"]  # or "person" in the place of "record"
 trust = ["local", "distributed"]
 parameters = 1_000_000
 rounds = 200
@@ -21,6 +21,7 @@ separation = 1      # rounds from one participation to the next, at least
 evaluation = false  # count how well models do on rows that this site holds out
 honest_hub = false  # secure sums in which nobody checks whom the hub calls lost
 starts = []         # files of public weights that models may start from: full paths
+backbones = []      # public networks whose features models may use, as in model.backbone
 
 [cohort]
 minimum = 3         # sites in a round
@@ -30,6 +31,7 @@ colluders = 1       # sites that may work with the hub, and whose noise does not
 [ask]
 hubs = ["..."]      # public keys; none: the hub of the members' list
 approve = false     # every plan waits for the owner's yes (fedveil site approve)
+persons = 1         # how many persons must say it, each with a passphrase (fedveil site person)
 
 [show]
 budget = false      # tell the hub what is left of the lifetime's budget
@@ -81,6 +83,7 @@ class AllowPolicy:
     evaluation: bool = False
     honest_hub: bool = False
     starts: tuple[str, ...] = ()
+    backbones: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for key, kind in (("units", Unit), ("trust", Trust)):
@@ -88,9 +91,18 @@ class AllowPolicy:
                 if one not in tuple(kind):
                     known = ", ".join(kind)
                     raise ConfigError(f"policy: allow.{key}: unknown {one!r}; there are {known}")
+        if {Unit.RECORD, Unit.PERSON} <= set(self.units):
+            raise ConfigError(
+                "policy: allow.units: plans for records state how many of them there are, which "
+                "plans for persons hide. Name record or person, not both."
+            )
         for path in self.starts:
             if not Path(path).is_absolute():
                 raise ConfigError(f"policy: allow.starts: {path!r} is not a full path")
+        for name in self.backbones:
+            file = name.rpartition(":")[0]
+            if file.endswith(".py") and not Path(file).is_absolute():
+                raise ConfigError(f"policy: allow.backbones: {name!r} is not a full path")
 
 
 @dataclass(frozen=True)
@@ -104,13 +116,21 @@ class CohortPolicy:
 class AskPolicy:
     hubs: tuple[str, ...] = ()
     approve: bool = False  # every plan waits for the owner's yes
+    persons: int = 1  # who must say it
+
+    def __post_init__(self) -> None:
+        if self.persons < 1 or (self.persons > 1 and not self.approve):
+            raise ConfigError(
+                f"policy: ask.persons = {self.persons}: need 1 or more, and ask.approve = true "
+                "for more than one."
+            )
 
 
 @dataclass(frozen=True)
 class LifetimePolicy:
     epsilon: float | None = None
     delta: float = 1e-5
-    adjacency: str | None = None  # None: replace where records are protected, else zero-out
+    adjacency: str | None = None  # None: zero-out where only clients are protected, else replace
 
     def __post_init__(self) -> None:
         if self.adjacency not in (None, Adjacency.REPLACE, Adjacency.ZERO_OUT):
@@ -164,6 +184,19 @@ class Policy:
         """The bytes that a request of the hub may have: weights that are allowed, or a plan."""
         return 4 * self.allow.parameters + MAX_PLAN + (1 << 20)
 
+    @property
+    def lifetime_unit(self) -> Unit:
+        """Whom the lifetime's budget is about: the smallest unit that plans may protect."""
+        units = self.allow.units
+        return next((one for one in (Unit.RECORD, Unit.PERSON) if one in units), Unit.CLIENT)
+
+    @property
+    def lifetime_adjacency(self) -> Adjacency:
+        """Which change the lifetime's budget hides: records or persons are replaced by others."""
+        whole = self.lifetime_unit is Unit.CLIENT
+        usual = Adjacency.ZERO_OUT if whole else Adjacency.REPLACE
+        return Adjacency(self.lifetime.adjacency or usual)
+
     def check_hub(self, hub: str) -> None:
         """Refuse a hub, by its public key, that the owner has not named while naming others."""
         if self.ask.hubs and hub not in self.ask.hubs:
@@ -189,6 +222,28 @@ class Policy:
             f"the model starts from weights of SHA-256 {digest}, which this site has not",
             "if they are of public data only, its owner can get the file and name it in the "
             "policy (allow.starts)",
+        )
+
+    def backbone(self, digest: str, head: str | None) -> str:
+        """Return this site's own name for a public network.
+
+        Args:
+            digest: SHA-256 of its weights, without those of its head.
+            head: The layer that is left out.
+
+        Raises:
+            PrivacyRefusal: The owner has named no such network.
+        """
+        from fedveil.training.models.backbone import BackboneFeatures  # loads torch
+
+        for name in self.allow.backbones:
+            with suppress(ConfigError):
+                if BackboneFeatures(name, backbone_head=head).digest == digest:
+                    return name
+        raise PrivacyRefusal(
+            f"the model uses features of a network of SHA-256 {digest}, which this site has not",
+            "if its weights are of public data only, its owner can get it and name it in the "
+            "policy (allow.backbones)",
         )
 
     def check_evaluation(self, model: str, parameters: int) -> None:

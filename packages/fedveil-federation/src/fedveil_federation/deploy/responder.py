@@ -24,7 +24,11 @@ class UnknownRun(FedveilError):
 
 
 class Responder(ABC):
-    """`handlers`: kinds of request that others answer. `most`: bytes of a request."""
+    """`handlers`: kinds of request that others answer. `most`: bytes of a request.
+
+    `uncertified_key`: the public part of a courier's key that waits for its certificate (PEM)."""
+
+    uncertified_key = ""
 
     def __init__(
         self, hub: bytes, keys: DeviceKeys, handlers: Handlers | None = None, most: int = 1 << 20
@@ -68,7 +72,7 @@ class Responder(ABC):
 
 
 KINDS = (
-    *("hello", "members", "certificate", "plan", "begin"),
+    *("hello", "members", "certificate", "deliver", "plan", "begin"),
     *("ready", "open", "train", "count", "confirm", "unmask", "abort", "disclose"),
 )
 
@@ -83,4 +87,5 @@ class Applicant(Responder):
             raise BadFrame(self.waits_for)
         identity = self.keys.identity.public_key().public_bytes_raw()
         said = {"trusts": "", "identity": identity.hex(), "stopped": self.waits_for}
+        said["public"] = self.uncertified_key
         return Message({"status": "done", "version": version("fedveil"), **said})

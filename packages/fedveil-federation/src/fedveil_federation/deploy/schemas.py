@@ -13,13 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.encoder import TableEncoder
-from fedveil.data.encoding import numbers_of
+from fedveil.data.encoder import TableEncoder, numbers_of
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import IID
+from fedveil.data.rows import read_table
 from fedveil.data.schema import Column, Kind, parse_schema, read_columns
 from fedveil.data.table import from_table
-from fedveil.data.tablefile import read_table
 
 ARRAYS = "arrays"
 _ARRAY_TASKS = {
@@ -50,20 +49,27 @@ class RowSchema(Protocol):
     def named(self, plain: Federation) -> Federation:
         """A federation of these rows with all that is known about them."""
 
-    def from_file(self, path: Path, holdout: float) -> Federation:
-        """One owner's rows."""
+    def from_file(self, path: Path, holdout: float, person_column: str | None) -> Federation:
+        """One owner's rows; the column says which person each is of."""
 
     def wrong_with(self, found: Federation) -> str:
         """What does not fit rows of the right shape that were encoded elsewhere; or nothing."""
 
-    def remarks(self, path: Path) -> list[str]:
+    def remarks(self, path: Path, person_column: str | None = None) -> list[str]:
         """What in an owner's file the schema does not describe, counted for its owner alone."""
 
 
-def rows_of(schema: RowSchema, path: Path, holdout: float) -> Federation:
-    """One owner's rows: a file, or a folder that `Federation.save` wrote."""
+def rows_of(
+    schema: RowSchema, path: Path, holdout: float, person_column: str | None = None
+) -> Federation:
+    """One owner's rows: a file, or a folder that `Federation.save` wrote, with persons or not."""
     if not path.is_dir():
-        return schema.from_file(path, holdout)
+        return schema.from_file(path, holdout, person_column)
+    if person_column is not None:
+        raise ConfigError(
+            f"--person-column {person_column}: {path} is a folder, which says itself whose rows "
+            "are whose. Leave it out, and give persons= to Federation.from_arrays."
+        )
     found = Federation.open(path)
     known = (schema.task, len(schema.classes), schema.shape)
     if (found.task, found.classes, found.input_shape) != known or found.clients != 1:
@@ -96,6 +102,10 @@ class TableSchema:
                 f"schema: column {guessed[0]!r} is a guess from somebody's rows; everybody is to "
                 "know it, so make it what everybody may know, and delete the mark"
             )
+        if texts := [name for name, column in known.items() if column.kind is Kind.TEXT]:
+            raise ConfigError(
+                f"schema: column {texts[0]!r} is free text, which sites do not read. Leave it out."
+            )
         several = len(self.labels) > 1
         kinds = (Kind.BOOLEAN,) if several else (Kind.CATEGORY, Kind.BOOLEAN, Kind.NUMBER)
         found = [known.pop(label, Column(Kind.IGNORE)) for label in self.labels]
@@ -116,47 +126,51 @@ class TableSchema:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        target = self.encoder.target
-        if len(self.labels) > 1:
-            return self.labels
-        return ("false", "true") if target.kind is Kind.BOOLEAN else target.categories
+        return self.encoder.class_names
 
     @property
     def task(self) -> Task:
-        if len(self.labels) > 1 or self.encoder.separated:
-            return Task.MULTI_LABEL
-        return Task.CLASSIFICATION if self.classes else Task.REGRESSION
+        return self.encoder.task
 
     @property
     def unit(self) -> float:
         return 1.0 if self.classes else self.encoder.target.width
 
     def named(self, plain: Federation) -> Federation:
-        target, scaling = self.encoder.target, None
-        if not self.classes:
-            shift, factor = (np.asarray(x, np.float32) for x in (target.centre, 1 / target.width))
-            scaling = Scaling(shift, factor)
         return replace(
             plain,
             class_names=self.classes,
             features=self.encoder.features,
             encoder=self.encoder,
-            target_scaling=scaling,
+            target_scaling=self.encoder.target_scaling,
         )
 
-    def from_file(self, path: Path, holdout: float) -> Federation:
-        schema = {"columns": self.columns}
+    def from_file(self, path: Path, holdout: float, person_column: str | None) -> Federation:
+        if person_column in self.encoder.columns:
+            raise ConfigError(
+                f"--person-column {person_column}: it is an input of the agreed schema, and a "
+                'name is no input. Found the federation with type = "ignore" for it.'
+            )
         return from_table(
-            path, label=self.labels, schema=schema, partition=IID(1), test_fraction=holdout
+            path,
+            label=self.encoder.labels,
+            person_column=person_column,
+            schema={"columns": self.columns},
+            partition=IID(1),
+            test_fraction=holdout,
         )
 
-    def remarks(self, path: Path) -> list[str]:
+    def remarks(self, path: Path, person_column: str | None = None) -> list[str]:
         if path.is_dir():
             return []
         columns, said = self.encoder.columns, []
         used = {*columns, *self.labels}
-        table = read_table(path, by_cell=used, only=used)
+        if person_column is not None:
+            used.add(person_column)
+        table = read_table(path, used)
         encoded, rows = self.encoder.encode(table), table.num_rows
+        if person_column is not None and (count := table.column(person_column).null_count):
+            said.append(f"{count} of {rows} rows name no person and are left out")
         if (count := int(self.encoder.targets(table)[1].sum())) and not self.encoder.separated:
             lack = "lack a label" if len(self.labels) > 1 else "have no label"
             said.append(f"{count} of {rows} rows {lack} of the agreed kind and contribute nothing")
@@ -227,10 +241,10 @@ class ArraySchema:
         scaling = Scaling(np.asarray(self.low, np.float32), factor)
         return replace(plain, class_names=self.classes, scaling=scaling)
 
-    def from_file(self, path: Path, holdout: float) -> Federation:
+    def from_file(self, path: Path, holdout: float, person_column: str | None) -> Federation:
         raise ConfigError(f"data {path}: arrays come from a folder that Federation.save wrote")
 
-    def remarks(self, path: Path) -> list[str]:
+    def remarks(self, path: Path, person_column: str | None = None) -> list[str]:
         return []
 
     def wrong_with(self, found: Federation) -> str:

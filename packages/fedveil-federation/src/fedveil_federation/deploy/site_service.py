@@ -10,13 +10,13 @@ from time import monotonic
 
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.randomness import Randomness
-from fedveil_federation.deploy import certificates
+from fedveil_federation.deploy import certificates, delivery
 from fedveil_federation.deploy.approvals import Approvals
 from fedveil_federation.deploy.envelope import Message
 from fedveil_federation.deploy.guard import Guard
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.responder import Applicant, Responder
-from fedveil_federation.deploy.state_dirs import SiteHome
+from fedveil_federation.deploy.state_dirs import DataNotes, SiteHome, lifetime_spent
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,12 @@ class SiteService:
         certificates.check(own.certificate, home.authority, home.site, own.key)
         home.check_anchor()
         self._store = home.store()
-        self._handlers = {"members": self._proposed, "certificate": self._renewed}
+        DataNotes(home.data).keep(home.ledger)  # it may have been moved, and rows been added
+        self._handlers = {
+            "members": self._proposed,
+            "certificate": self._renewed,
+            "deliver": lambda request: delivery.receive(home, request),
+        }
         agreement = home.agreement
         hub, keys = bytes.fromhex(agreement.hub), home.keys(self._store)
         self._responder: Responder = Applicant(hub, keys, self._handlers)
@@ -72,7 +77,9 @@ class SiteService:
         if not self.heard:
             self.heard = True
             _log.info("the hub is there")
-        reply = self._confirmed().answer(frame)
+        responder = self._confirmed()
+        responder.uncertified_key = self.home.uncertified_key
+        reply = responder.answer(frame)
         if monotonic() - self._written > _COUNTERS:
             self._write_counters()
         return reply
@@ -84,7 +91,7 @@ class SiteService:
         counters.set("lifetime_epsilon_budget", ledger.budget_epsilon)
         if isinstance(self._responder, Guard) and monotonic() - self._accounted > _SPENT:
             self._accounted = monotonic()
-            spent = self._responder.spent(anew=self._responder.worked)
+            spent = lifetime_spent(self._store, anew=self._responder.worked)
             if spent is not None:
                 counters.set("lifetime_epsilon_spent", spent)
         counters.set(
@@ -115,7 +122,7 @@ class SiteService:
     def _guard(self, members: Members) -> Guard:
         home = self.home
         self._check(members)
-        data = home.agreement.rows(home.data)
+        data = home.rows()
         return Guard(
             home.site,
             members,
@@ -126,7 +133,7 @@ class SiteService:
             stopped=lambda: home.stopped,
             handlers=self._handlers,
             keep_plan=home.keep_plan,
-            approvals=Approvals(home.path / "approvals") if home.policy.ask.approve else None,
+            approvals=Approvals.of(home) if home.policy.ask.approve else None,
         )
 
     def _check(self, members: Members) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -12,7 +13,9 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +24,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
-from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.core.units import Adjacency, Trust
+from fedveil.data.federation import Federation
+from fedveil.privacy import ledger_anchor
 from fedveil_federation import client_events
 from fedveil_federation.deploy import certificates
 from fedveil_federation.deploy.agreement import Agreement
@@ -120,10 +125,7 @@ class HubHome(Home):
             keep_pair(path, "authority", authority)
             keep_pair(path, "hub", own)
             for site in agreement.sites:
-                pair = certificates.new_pair(authority, site, days=certificates.BUNDLE_DAYS)
-                keep_secret(path / "bundles" / f"{site}.crt", pair.certificate)
-                bundle = Bundle(site, agreement, pair, authority.certificate)
-                keep_secret(path / "bundles" / f"{site}.bundle", tomli_w.dumps(bundle.to_table()))
+                _write_bundle(path, site, agreement, authority)
             keep_secret(path / "federation.toml", tomli_w.dumps(agreement.to_table()))
         return HubHome(path)
 
@@ -155,6 +157,39 @@ class HubHome(Home):
         fresh = certificates.renewed(self.authority, self.site_certificate(site))
         self.keep_site_certificate(site, fresh)
         return self._of_site(site)
+
+    def invite(self, site: str) -> Path:
+        """Write another bundle for a site that has not joined yet; the one before is void."""
+        self._check_site(site)
+        if self.members is not None:
+            raise ConfigError(
+                f"site {site!r}: the members' list has its key. Found a new federation for another."
+            )
+        self._next_of(site).unlink(missing_ok=True)
+        return _write_bundle(self.path, site, self.agreement, self.authority)
+
+    def site_keys(self) -> dict[str, list[str]]:
+        """Return the keys of certificates by which each site is known now."""
+        places = {site: (self._of_site(site), self._next_of(site)) for site in self.agreement.sites}
+        return {
+            site: [certificates.key_of(read_text(path)) for path in paths if path.exists()]
+            for site, paths in places.items()
+            if site not in self.revoked
+        }
+
+    def certify(self, site: str, public: str) -> str:
+        """Return a certificate for a key of the site's own, which counts from now on."""
+        fresh = certificates.certified(self.authority, site, public)
+        path = self._next_of(site)
+        if not path.exists() or certificates.key_of(read_text(path)) != certificates.key_of(fresh):
+            keep_secret(path, fresh)
+        return read_text(path)
+
+    def spend_bundle(self, site: str) -> None:
+        """Know a site by the key of its own alone, once it has come with it."""
+        if (path := self._next_of(site)).exists():
+            path.replace(self._of_site(site))
+            (self.path / "bundles" / f"{site}.bundle").unlink(missing_ok=True)
 
     @property
     def port(self) -> int:
@@ -194,6 +229,19 @@ class HubHome(Home):
 
     def _of_site(self, site: str) -> Path:
         return self.path / "bundles" / f"{site}.crt"
+
+    def _next_of(self, site: str) -> Path:
+        return self.path / "bundles" / f"{site}.next.crt"
+
+
+def _write_bundle(path: Path, site: str, agreement: Agreement, authority: Pair) -> Path:
+    """Write what a site gets to join, with a key that counts until it has come with it."""
+    pair = certificates.new_pair(authority, site, days=certificates.BUNDLE_DAYS)
+    bundle = Bundle(site, agreement, pair, authority.certificate)
+    place = path / "bundles" / f"{site}.bundle"
+    keep_secret(place.with_suffix(".crt"), pair.certificate)
+    keep_secret(place, tomli_w.dumps(bundle.to_table()))
+    return place
 
 
 @dataclass(frozen=True)
@@ -235,28 +283,98 @@ class SiteHome(Home):
         try:
             self.site, self.data = str(table["site"]), Path(table["data"])
             self.authority = str(table["authority"])
+            self.person_column: str | None = table.get("person_column")
             self.agreement = Agreement.of(table["federation"])
+            # Whose ledger is charged, and where the key lies that its secrets are encrypted under.
+            self.ledger = Path(table.get("ledger", self.path))
+            self.key = Path(table.get("key", self.ledger / "store.key"))
         except (KeyError, TypeError):
             raise damaged(self.path / "site.toml") from None
         if self.site not in self.agreement.sites:
             raise damaged(self.path / "site.toml")
 
     @staticmethod
-    def create(path: Path, bundle: Bundle, data: Path, policy: Path) -> SiteHome:
-        """Join: a store with the lifetime's budget, and keys that never leave."""
+    def create(
+        path: Path,
+        bundle: Bundle,
+        data: Path,
+        policy: Path,
+        *,
+        person_column: str | None = None,
+        ledger: SiteHome | None = None,
+        key: Path | None = None,
+    ) -> SiteHome:
+        """Join: a store with the lifetime's budget, and keys that never leave.
+
+        Args:
+            path: a new directory.
+            bundle: what the hub has sent.
+            data: the owner's rows.
+            policy: the owner's rules.
+            person_column: the column of the rows that says which person each is of.
+            ledger: the site of another federation that trains on the same rows, whose ledger is
+                charged for this one too.
+            key: a file for the key that the store's secrets are encrypted under, made if it is not
+                there; without it one in the directory.
+
+        Raises:
+            ConfigError: the rows are charged to another ledger already, or the policy does not fit.
+        """
         rules = Policy.read(policy)
         rules.check_hub(bundle.agreement.hub)
+        rows = DataNotes(data)
+        rows.check(None if ledger is None else ledger.ledger)
         named = {"site": bundle.site, "data": str(data.absolute()), "authority": bundle.authority}
+        if person_column is not None:
+            named["person_column"] = person_column
+        if ledger is not None:
+            ledger.check_name(bundle.agreement)
+            named |= {"ledger": str(ledger.ledger), "key": str(ledger.key)}
+        elif key is not None:
+            named["key"] = str(key.absolute())
         table = {**named, "federation": bundle.agreement.to_table()}
         with _new_directory(path):
             keep_secret(path / "policy.toml", policy.read_text(encoding="utf-8"))
             keep_pair(path, "site", bundle.pair)
-            keep_secret(path / "store.key", secrets.token_hex(32))
-            create_store(path, rules)
+            keep_secret(path / "own.pem", certificates.new_key())
             keep_secret(path / "site.toml", tomli_w.dumps(table))
             home = SiteHome(path)
+            if ledger is None:
+                if not home.key.exists():
+                    keep_secret(home.key, secrets.token_hex(32))
+                create_store(home.store_path, rules, home.lock_of_store)
             home.keys(home.store())
+            rows.keep(home.ledger)
         return home
+
+    def rows(self) -> Federation:
+        """This owner's rows, with their persons where a column names them."""
+        return self.agreement.rows(self.data, self.person_column)
+
+    @property
+    def store_path(self) -> Path:
+        return self.ledger / "store.db"
+
+    @property
+    def lock_of_store(self) -> Lock:
+        return Lock.key_file(self.key)
+
+    def check_name(self, agreement: Agreement) -> None:
+        """Refuse a second federation of one name on one ledger: keys and rounds go by the name.
+
+        The same federation may be joined again, with the keys that are in the store.
+        """
+        taken = f"fedveil/{agreement.name}" in self._federations()
+        if taken and self.agreement.digest != agreement.digest:
+            raise ConfigError(
+                f"--ledger {self.ledger}: has another federation {agreement.name!r}. Found this "
+                "one under a name of its own."
+            )
+
+    def _federations(self) -> list[str]:
+        with client_events.transaction(self.store_path) as events:
+            found = events.database.execute("SELECT federation FROM keys").fetchall()
+        return [name for (name,) in found]
 
     @property
     def policy(self) -> Policy:
@@ -273,21 +391,60 @@ class SiteHome(Home):
 
     @property
     def certificate(self) -> Pair:
-        return read_pair(self.path, "site")
+        """By which the hub knows this site: for a key of its own, or the bundle's before that."""
+        return read_pair(self.path, "own" if (self.path / "own.crt").exists() else "site")
+
+    @property
+    def uncertified_key(self) -> str:
+        """The public part of a key that was made here and has no certificate yet, if any (PEM)."""
+        if (self.path / "own.crt").exists() or not (self.path / "own.pem").exists():
+            return ""
+        return certificates.public_part(read_text(self.path / "own.pem"))
 
     def take_certificate(self, text: str) -> bool:
-        """Keep a certificate for the key that is here, if it lasts longer; whether it does."""
-        old = self.certificate
+        """Keep a certificate for a key that is here, unless the one in use lasts as long.
+
+        Returns:
+            Whether it was kept.
+
+        Raises:
+            ConfigError: it is another authority's, another site's or for another key.
+        """
+        own = read_text(self.path / "own.pem") if self.uncertified_key else ""
+        if own and certificates.is_for(text, own):
+            certificates.check(text, self.authority, self.site, own)
+            keep_secret(self.path / "own.crt", text)
+            for kind in ("crt", "pem"):  # the bundle's
+                (self.path / f"site.{kind}").unlink(missing_ok=True)
+            return True
+        old, name = self.certificate, "own" if (self.path / "own.crt").exists() else "site"
         certificates.check(text, self.authority, self.site, old.key)
         if certificates.end_of(text) <= certificates.end_of(old.certificate):
             return False
-        keep_pair(self.path, "site", Pair(text, old.key))
+        keep_secret(self.path / f"{name}.crt", text)
         return True
 
     def store(self) -> DeviceStore:
-        """The store; a lifetime's budget that the policy has lowered is lowered in it."""
-        found = DeviceStore(self.path / "store.db", _lock_of(self.path))
-        allowed, kept = self.policy.lifetime, found.ledger.budget_epsilon
+        """The store; a lifetime's budget that the policy has lowered is lowered in it.
+
+        Raises:
+            ConfigError: the policy says more of the lifetime than the ledger was made for.
+        """
+        found = DeviceStore(self.store_path, self.lock_of_store)
+        rules = self.policy
+        allowed, ledger = rules.lifetime, found.ledger
+        less: list[tuple[str, object, object]] = []
+        if allowed.delta < ledger.delta:
+            less.append(("delta", allowed.delta, ledger.delta))
+        adjacencies = (rules.lifetime_adjacency, ledger.adjacency)
+        if adjacencies == (Adjacency.REPLACE, Adjacency.ZERO_OUT):
+            less.append(("adjacency", *adjacencies))
+        for key, said, made_for in less:
+            raise ConfigError(
+                f"policy: lifetime.{key} = {said}: the ledger of {self.ledger} was made for "
+                f"{made_for}, and promises no more. Write that."
+            )
+        kept = ledger.budget_epsilon
         exhausted = kept == client_events.EXHAUSTED
         if allowed.epsilon is not None and allowed.epsilon != kept and not exhausted:
             found.ledger = _reopened(found, allowed.epsilon)
@@ -295,7 +452,7 @@ class SiteHome(Home):
 
     def check_anchor(self) -> None:
         """Refuse to go on where an older copy of the ledger would not be noticed."""
-        client_events.check_anchor(self.path / "store.db")
+        client_events.check_anchor(self.store_path)
 
     def restore(self, exhaust: bool) -> int:
         """Bring a store that was put back from a backup up to date.
@@ -309,12 +466,16 @@ class SiteHome(Home):
         Returns:
             How many events of the ledger it lacked.
         """
-        path, missing = self.path / "store.db", 0
+        if self.ledger != self.path:
+            raise ConfigError(f"restore: the ledger is that of {self.ledger}. Restore it there.")
+        path, missing = self.store_path, 0
         if exhaust:
             client_events.exhaust(path)
         else:
             missing = client_events.restore(path)
-        DeviceStore(path, _lock_of(self.path)).renew(f"fedveil/{self.agreement.name}")
+        store = DeviceStore(path, self.lock_of_store)
+        for federation in self._federations():
+            store.renew(federation)
         return missing
 
     def keys(self, store: DeviceStore) -> DeviceKeys:
@@ -344,15 +505,17 @@ class SiteHome(Home):
         self.keep_members(proposed)
         return proposed
 
-    def keep_plan(self, run: str, plan: bytes) -> None:
-        """Remember what a run of the ledger was about."""
-        (self.path / "plans").mkdir(mode=0o700, exist_ok=True)
-        keep_secret(self.path / "plans" / f"{run}.json", plan.decode())
+    def keep_plan(self, run: str, plan: bytes, called: str) -> None:
+        """Remember what a run of the ledger was about, when it began and how the hub calls it."""
+        path = self.ledger / "plans" / f"{run}.json"
+        if not path.exists():  # a site that was started again begins the run once more
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_json(path, {**json.loads(plan), "called": called, "begun": now()})
 
     def plan(self, run: str) -> dict[str, Any] | None:
         """None if it cannot be read: what was spent is in the store."""
         with suppress(ConfigError, OSError):
-            return read_json(self.path / "plans" / f"{run}.json")
+            return read_json(self.ledger / "plans" / f"{run}.json")
         return None
 
     @property
@@ -372,23 +535,44 @@ class SiteHome(Home):
     def leave(self) -> None:
         """For good: the key that opens others' shares goes, the lifetime's ledger stays."""
         (self.path / "left").touch(mode=0o600)
-        store = DeviceStore(self.path / "store.db", _lock_of(self.path))  # whatever the policy is
+        store = DeviceStore(self.store_path, self.lock_of_store)  # whatever the policy is
         store.forget(f"fedveil/{self.agreement.name}")
 
 
-def create_store(path: Path, rules: Policy) -> None:
+def lifetime_spent(store: DeviceStore, anew: bool = True) -> float | None:
+    """Return the lifetime's epsilon so far, worked out again only when something was charged.
+
+    It is kept in a file, for a site that waits does without the accountants' memory.
+
+    Args:
+        store: the site's.
+        anew: whether to work it out if that was not done yet; None is returned otherwise.
+    """
+    ledger, path = store.ledger, store.path.with_name("spent.json")
+    about = {"charges": ledger.charges, "version": version("fedveil")}
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = read_json(path)
+        if about == {name: kept[name] for name in about}:
+            return float(kept["epsilon"])
+    if not anew:
+        return None
+    spent = ledger.spent()
+    with suppress(OSError):
+        write_json(path, {**about, "epsilon": spent})
+    return spent
+
+
+def create_store(path: Path, rules: Policy, lock: Lock) -> None:
     """A store for what a policy allows, over a lifetime."""
     if rules.lifetime.epsilon is None:
         raise ConfigError("policy: say what all runs together may cost: [lifetime], epsilon = ...")
-    record = Unit.RECORD in rules.allow.units
-    usual = Adjacency.REPLACE if record else Adjacency.ZERO_OUT
     DeviceStore.create(
-        path / "store.db",
-        _lock_of(path),
+        path,
+        lock,
         budget_epsilon=rules.lifetime.epsilon,
         delta=rules.lifetime.delta,
-        unit=Unit.RECORD if record else Unit.CLIENT,
-        adjacency=Adjacency(rules.lifetime.adjacency or usual),
+        unit=rules.lifetime_unit,
+        adjacency=rules.lifetime_adjacency,
         trust=Trust.CENTRAL if Trust.CENTRAL in rules.allow.trust else Trust.DISTRIBUTED,
     )
 
@@ -405,8 +589,46 @@ def _reopened(store: DeviceStore, budget: float) -> Any:
     )
 
 
-def _lock_of(path: Path) -> Lock:
-    return Lock.key_file(path / "store.key")
+class DataNotes:
+    """Which ledger rows are charged to: notes with the user's state, beside those of ledgers.
+
+    Two ledgers for the same rows would each allow a whole lifetime's budget. Rows are known by
+    their place, and a file by its content too; who copies and edits them is not noticed.
+
+    Args:
+        data: the rows' file or folder.
+    """
+
+    def __init__(self, data: Path) -> None:
+        names = [os.fsencode(data.resolve())]
+        if data.is_file():
+            with data.open("rb") as file:
+                names.append(hashlib.file_digest(file, "sha256").digest())
+        try:
+            folder = ledger_anchor.place_of("0" * 32).parents[1] / "rows"
+        except RuntimeError as error:
+            raise ConfigError(f"notes about rows: {error}. Set XDG_STATE_HOME.") from None
+        self._data = data
+        self._places = [folder / hashlib.sha256(name).hexdigest() for name in names]
+
+    def check(self, ledger: Path | None) -> None:
+        """Refuse rows that are charged to another ledger than this one.
+
+        Raises:
+            ConfigError: names the directory of the ledger.
+        """
+        for place in self._places:
+            kept = Path(read_text(place)) if place.exists() else None
+            if kept is not None and kept != ledger and (kept / "store.db").exists():
+                raise ConfigError(
+                    f"--data {self._data}: these rows are charged to the ledger of {kept}. Join "
+                    f"with --ledger {kept}, so that one lifetime's budget covers both federations."
+                )
+
+    def keep(self, ledger: Path) -> None:
+        for place in self._places:
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            keep_secret(place, str(ledger))
 
 
 @contextmanager
@@ -440,6 +662,11 @@ def keep_pair(folder: Path, name: str, pair: Pair) -> None:
 def read_pair(folder: Path, name: str) -> Pair:
     parts = (folder / f"{name}.{kind}" for kind in ("crt", "pem"))
     return Pair(*map(read_text, parts))
+
+
+def now() -> str:
+    """Return the time as people read it, in UTC."""
+    return datetime.now(UTC).isoformat(" ", "seconds").removesuffix("+00:00")
 
 
 def damaged(path: Path) -> ConfigError:

@@ -23,8 +23,9 @@ from fedveil.run.sums import update_sum
 from fedveil.training.engines.choose import build_engine
 from fedveil.training.engines.contract import Engine, RoundRequest
 from fedveil.training.engines.isolated import isolated_federation
+from fedveil.training.models.features import Featurizer, with_features
 from fedveil_federation.deploy.envelope import BadFrame, Message
-from fedveil_federation.deploy.plan_document import PlanDocument, seen, terms_at
+from fedveil_federation.deploy.plan_document import PlanDocument, terms_at
 from fedveil_federation.secagg.privacy_terms import PrivacyTerms
 
 _log = logging.getLogger(__name__)
@@ -119,8 +120,10 @@ class Training(Work):
     @cached_property
     def _engine(self) -> Engine:
         job = job_of(self.plan, self._randomness.of_client(self._number))
-        own = _alone(seen(self.document.parsed().model, self._data))
-        return build_engine(replace(job, federation=own, isolated=True), threads=1)
+        featurizer, own = self.plan.federation.featurizer, self._data
+        if isinstance(featurizer, Featurizer):
+            own = with_features(own, featurizer.features)
+        return build_engine(replace(job, federation=_alone(own), isolated=True), threads=1)
 
     def schedule(self, number: int) -> list[int] | None:
         return scheduled(self.plan, number)

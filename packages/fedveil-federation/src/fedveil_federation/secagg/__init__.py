@@ -1,9 +1,9 @@
 """Secure aggregation: the server learns the sum of a cohort's integer vectors and nothing else.
 
-Reading order: `masks` (the integers), `shares`, `topology` and `graph` (surviving losses),
-`fields`, `session`, `wire`, `messages` and `sizes` (the bytes), `keys`, `merkle`,
-`roster`, `ratchet` and `pairs` (who trusts which key), `params`, `draw`, `privacy_terms`, `journal`
-and `device_store` (rules and memory), `dealing`, `device` and `participant` (a device), `blame`,
-`held_against`, `relay`, `recovery`, `round_log`, `server_round` and `server`, then `dropouts`,
-`rounds` and `simulation`. The argument for all of it is in docs/secagg.md.
+Reading order: `shares` (surviving losses), `fields`, `session`, `wire` and `messages` (the bytes),
+`keys`, `roster`, `ratchet` and `pairs` (who trusts which key), `privacy_terms`, `journal` and
+`device_store` (rules and memory), `layout`, `dealing`, `device` and `participant` (a device),
+`relay`, `recovery`, `round_log`, `server_round` and `server`, then `simulation` and `masked`.
+Integers, masks, graphs and terms are in `fedveil.privacy.secure_sums`, because plans and ideal sums
+need them. The argument for all of it is in docs/secagg.md.
 """

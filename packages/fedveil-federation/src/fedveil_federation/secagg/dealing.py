@@ -1,4 +1,4 @@
-"""What a device deals to its neighbours, what it makes of what they deal, and how it complains."""
+"""Shares of a device's two secrets: deal them to its neighbours, and open what they deal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from itertools import repeat
 import numpy as np
 
 from fedveil.privacy.secure_sums.derive import KEY_BYTES
-from fedveil.privacy.secure_sums.errors import RuleBroken
 from fedveil_federation.secagg import pairs
 from fedveil_federation.secagg.layout import Bytes, Flags, RoundLayout, piece, rows
-from fedveil_federation.secagg.messages import Disclosure, RoundPlan, Shares
+from fedveil_federation.secagg.messages import RoundPlan, Shares
 from fedveil_federation.secagg.pairs import (
     MARK_BYTES,
     NONCE_BYTES,
@@ -24,7 +23,7 @@ from fedveil_federation.secagg.pairs import (
 from fedveil_federation.secagg.shares import SHARE_BYTES, draw_secret, split, valid_elements
 
 # The lists of `Shares`: bytes of a piece, one for each neighbour or for each that one masks with.
-PER_NEIGHBOUR = {"sealed": SEALED_BYTES, "marks": MARK_BYTES, "checks": PRINT_BYTES}
+PER_NEIGHBOUR = {"sealed": SEALED_BYTES, "marks": MARK_BYTES}
 PER_MASK = {"wrapped": KEY_BYTES, "roots": PRINT_BYTES}
 
 
@@ -35,7 +34,18 @@ def deal(
     pair_keys: Mapping[int, PairKeys],
     exchange: bytes,
 ) -> Shares:
-    """What lets the others finish without this device. `pair_keys`: by neighbour, ascending."""
+    """Split a device's secrets among its neighbours, so that they can finish without it.
+
+    Args:
+        layout: The round.
+        device: The id of the dealer.
+        self_secret: The secret of its own mask; that of its pair masks is drawn here.
+        pair_keys: The keys shared with each neighbour, by ascending id.
+        exchange: Its X25519 public key of this round.
+
+    Returns:
+        The message for the server, which passes on what is sealed.
+    """
     digest = layout.digest
     pair_secret = draw_secret()  # not kept: only its shares and what it wraps remain
     nonce = os.urandom(NONCE_BYTES)
@@ -53,14 +63,13 @@ def deal(
         nonce,
         pairs.xor(both, pads),
         pairs.marks(both, digest, repeat(device), pair_keys),
-        b"".join(map(pairs.seal_print, seals)),
         pairs.wrap(b"".join(roots), pair_secret),
         b"".join(map(pairs.root_print, roots)),
     )
 
 
 def dealt_lists(dealt: Shares, plan: RoundPlan) -> dict[str, Bytes]:
-    """The lists of what a device dealt, in rows; `Malformed` if one has another length."""
+    """Return the lists of what a device dealt, in rows; `Malformed` if one has another length."""
     return {
         name: rows(getattr(dealt, name), size, count, f"Shares.{name}")
         for sizes, count in ((PER_NEIGHBOUR, plan.degree), (PER_MASK, plan.masks))
@@ -97,7 +106,20 @@ def opened(
     sealed: bytes,
     marks: bytes,
 ) -> Holding:
-    """What partners sealed to a device: what fits their marks. Lists have the right lengths."""
+    """Open what partners sealed to a device, and keep what fits their marks.
+
+    Args:
+        plan: The digest of the round's plan.
+        holder: The id of the device.
+        dealers: The ids of the partners.
+        seals: The seal keys that the device shares with them.
+        nonces: The partners' nonces, one after the other, as are the lists below.
+        sealed: What they sealed.
+        marks: What they say that it is.
+
+    Returns:
+        What the device holds of its partners.
+    """
     each = [piece(nonces, NONCE_BYTES, at) for at in range(len(dealers))]
     joined = pairs.xor(sealed, pairs.pads(seals, each, dealers))
     made = pairs.marks(joined, plan, dealers, repeat(holder))
@@ -105,32 +127,3 @@ def opened(
     told, found = (rows(one, MARK_BYTES, len(dealers), "marks") for one in (marks, made))
     fits = valid_elements(shares) & (told == found).all(axis=1)
     return Holding(fits, shares[fits])
-
-
-def nonsense(dealt: Shares, layout: RoundLayout, seal: bytes, holder: int) -> bool:
-    """Whether what a dealer sealed under this key to a holder is not what it marked."""
-    at = layout.rank(dealt.device, holder)
-    sealed, mark = piece(dealt.sealed, SEALED_BYTES, at), piece(dealt.marks, MARK_BYTES, at)
-    found = opened(dealt.plan, holder, [dealt.device], [seal], dealt.nonce, sealed, mark)
-    return not found.fits[0]
-
-
-def contradicts(dealt: Shares, layout: RoundLayout, keys: PairKeys, holder: int) -> bool:
-    """Whether a dealer's fingerprints of the keys it shares with a holder are not the holder's."""
-    said = [piece(dealt.checks, PRINT_BYTES, layout.rank(dealt.device, holder))]
-    held = [pairs.seal_print(keys.seal)]
-    if keys.root:
-        said.append(piece(dealt.roots, PRINT_BYTES, layout.mask_rank(dealt.device, holder)))
-        held.append(pairs.root_print(keys.root))
-    return said != held
-
-
-def disclosure(layout: RoundLayout, dealt: Shares, keys: PairKeys, holder: int) -> Disclosure:
-    """The key that shows nonsense in what a dealer signed; `RuleBroken` if there is none in it."""
-    dealer = dealt.device
-    said = piece(dealt.checks, PRINT_BYTES, layout.rank(dealer, holder))
-    if said != pairs.seal_print(keys.seal):
-        raise RuleBroken(f"devices {dealer} and {holder} hold different keys")
-    if not nonsense(dealt, layout, keys.seal, holder):
-        raise RuleBroken(f"device {dealer} had sealed proper shares")
-    return Disclosure(layout.digest, holder, dealer, keys.seal)

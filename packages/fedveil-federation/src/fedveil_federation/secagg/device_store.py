@@ -1,6 +1,6 @@
 """Everything a device remembers, in one file: keys, others' cards, rounds, and its lifetime ledger.
 
-The file is a client ledger (`privacy/client_ledger.py`) with more tables. Every change is an event
+The file is a client ledger (`client_ledger.py`) with more tables. Every change is an event
 in the ledger's chain, whose head is kept apart, so a file that was cut or put back from a backup is
 noticed and allows nothing any more. Taking part in a round is one transaction: the cost is checked
 against the lifetime budget and reserved, and the round is claimed, or nothing happens. Private keys
@@ -34,17 +34,16 @@ from fedveil_federation.secagg.journal import Claim, DeviceProgress
 from fedveil_federation.secagg.keys import DeviceKeys, new_keys
 from fedveil_federation.secagg.roster import Known
 
-VERSION = 1
+VERSION = 2
 _CHECK = b"device store"
 _ROOM = 1 << 20  # bytes that are free on the disk before a round begins
 _SCHEMA = (
     "CREATE TABLE store (version INTEGER NOT NULL, salt BLOB NOT NULL, sealed BLOB NOT NULL)",
     "CREATE TABLE keys (federation TEXT PRIMARY KEY, device INTEGER NOT NULL,"
-    " version INTEGER NOT NULL, public BLOB NOT NULL, certificate BLOB NOT NULL,"
-    " sealed BLOB NOT NULL)",
+    " version INTEGER NOT NULL, public BLOB NOT NULL, sealed BLOB NOT NULL)",
     "CREATE TABLE progress (federation TEXT PRIMARY KEY, state TEXT NOT NULL)",
     "CREATE TABLE known (federation TEXT, device INTEGER, identity BLOB NOT NULL,"
-    " version INTEGER NOT NULL, withdrawn INTEGER NOT NULL, PRIMARY KEY (federation, device))",
+    " version INTEGER NOT NULL, PRIMARY KEY (federation, device))",
 )
 
 
@@ -170,12 +169,12 @@ class DeviceStore:
 
     def _keys(self, database: sqlite3.Connection, federation: str) -> DeviceKeys | None:
         row = database.execute(
-            "SELECT device, version, public, certificate, sealed FROM keys WHERE federation = ?",
+            "SELECT device, version, public, sealed FROM keys WHERE federation = ?",
             (federation,),
         ).fetchone()
         if row is None:
             return None
-        device, version, public, certificate, sealed = row
+        device, version, public, sealed = row
         secret = self._open(sealed, _about(federation, device, version, public))
         identity, agreement = secret[:32], secret[32:]
         return DeviceKeys(
@@ -184,7 +183,6 @@ class DeviceStore:
             Ed25519PrivateKey.from_private_bytes(identity),
             X25519PrivateKey.from_private_bytes(agreement) if agreement else None,
             version,
-            certificate,
             public,
         )
 
@@ -194,16 +192,9 @@ class DeviceStore:
             secret += keys.agreement.private_bytes_raw()
         about = _about(keys.federation, keys.device, keys.version, keys.public)
         sealed = _seal(self._key, secret, about)
-        row = (
-            keys.federation,
-            keys.device,
-            keys.version,
-            keys.public,
-            keys.certificate,
-            sealed,
-        )
+        row = (keys.federation, keys.device, keys.version, keys.public, sealed)
         database.execute("PRAGMA secure_delete = ON")
-        database.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?)", row)
+        database.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", row)
         self._note({"keys": keys.federation, "version": keys.version})
         return keys
 
@@ -220,19 +211,11 @@ class DeviceStore:
         if wanted.privacy is None:
             raise RuleBroken("the plan does not say what taking part costs; no round without it")
         with self._transaction() as database:
-            self._advance(
-                database, self._progress(database, wanted.federation).claimed(wanted), wanted
-            )
+            reached = self._progress(database, wanted.federation).claimed(wanted)
+            row = (wanted.federation, reached.to_json())
+            database.execute("INSERT OR REPLACE INTO progress VALUES (?, ?)", row)
             terms = wanted.privacy
             return self.ledger.reserve(terms.release, terms.privacy_model, run=terms.run)
-
-    def draw(self, wanted: Claim, most: int) -> None:
-        """Count one draw of a graph for a round that could be claimed; at most `most` of them."""
-        with self._transaction() as database:
-            self._advance(
-                database, self._progress(database, wanted.federation).drawn(wanted, most), wanted
-            )
-            self._note({"draw": wanted.federation, "round": wanted.round_number})
 
     def settle(self, reservation: int, left: bool) -> None:
         """Make the charge final, or take it back if nothing of the device's data has left."""
@@ -262,11 +245,6 @@ class DeviceStore:
             "SELECT state FROM progress WHERE federation = ?", (federation,)
         ).fetchone()
         return DeviceProgress() if row is None else DeviceProgress.from_json(row[0])
-
-    @staticmethod
-    def _advance(database: sqlite3.Connection, reached: DeviceProgress, wanted: Claim) -> None:
-        row = (wanted.federation, reached.to_json())
-        database.execute("INSERT OR REPLACE INTO progress VALUES (?, ?)", row)
 
     # --- others' cards ----------------------------------------------------------------------------
 
@@ -304,18 +282,18 @@ class StoredMemory:
     def load(self) -> dict[int, Known]:
         with self._store._transaction() as database:
             rows = database.execute(
-                "SELECT device, identity, version, withdrawn FROM known WHERE federation = ?",
+                "SELECT device, identity, version FROM known WHERE federation = ?",
                 (self._federation,),
             )
-            return {row[0]: Known(row[1], row[2], bool(row[3])) for row in rows}
+            return {row[0]: Known(row[1], row[2]) for row in rows}
 
     def keep(self, changed: Mapping[int, Known]) -> None:
         rows = [
-            (self._federation, device, known.identity, known.version, int(known.withdrawn))
+            (self._federation, device, known.identity, known.version)
             for device, known in changed.items()
         ]
         with self._store._transaction() as database:
-            database.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)", rows)
+            database.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?)", rows)
             self._store._note({"cards": self._federation, "changed": len(rows)})
 
 

@@ -114,13 +114,10 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Ids:
-    least: int
     most: int
 
     def pack(self, value: Sequence[int]) -> bytes:
         count = len(value).to_bytes(4, "little")
-        if not value:
-            return count
         steps = [after - before for before, after in pairwise(value)]
         width = _width(max(steps, default=1))
         packed = np.array(steps, dtype=f"<u{width}").tobytes()
@@ -128,10 +125,8 @@ class _Ids:
 
     def take(self, reader: Reader, name: str) -> tuple[int, ...]:
         count = reader.number(4, name)
-        if not self.least <= count <= self.most:
-            raise Malformed(f"{name}: need {self.least} to {self.most} ids")
-        if not count:
-            return ()
+        if not 1 <= count <= self.most:
+            raise Malformed(f"{name}: need 1 to {self.most} ids")
         width, first = reader.number(1, name), reader.number(8, name)
         if width not in _WIDTHS:
             raise Malformed(f"{name}: ids in steps of {width} bytes")
@@ -181,6 +176,6 @@ def text_field(most: int) -> Any:
     return field(metadata={"codec": _Text(most)})
 
 
-def ids_field(most: int, least: int = 1) -> Any:
-    """A list of device ids, strictly ascending."""
-    return field(metadata={"codec": _Ids(least, most)})
+def ids_field(most: int) -> Any:
+    """A list of 1 to `most` device ids, strictly ascending."""
+    return field(metadata={"codec": _Ids(most)})

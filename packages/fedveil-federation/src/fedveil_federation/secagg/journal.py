@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from fedveil.privacy.secure_sums.errors import RuleBroken
 from fedveil_federation.secagg.privacy_terms import PrivacyTerms
-
-PENDING = 64  # graphs that a device draws before it claims one of their rounds, or a later one
 
 
 @dataclass(frozen=True)
@@ -38,43 +35,24 @@ class Journal(Protocol):
     def claim(self, wanted: Claim) -> int | None:
         """The number of the reservation by which the device was charged, if it keeps a ledger."""
 
-    def draw(self, wanted: Claim, most: int) -> None:
-        """Count one draw of a graph for a round that could be claimed; at most `most` of them."""
-
     def settle(self, reservation: int, left: bool) -> None:
         """Whether anything that depends on the device's data has left: if not, the cost is back."""
 
 
 @dataclass(frozen=True)
 class DeviceProgress:
-    """The highest round so far, its cohort and purposes; and draws for rounds not yet claimed."""
+    """The highest round so far, its cohort and purposes."""
 
     round_number: int = -1
     cohort: bytes = b""
     purposes: frozenset[str] = frozenset()
-    draws: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
     def claimed(self, wanted: Claim) -> DeviceProgress:
         """The progress after a claim."""
         self.check(wanted)
         number, same = wanted.round_number, wanted.round_number == self.round_number
         purposes = (self.purposes if same else frozenset()) | {wanted.purpose}
-        kept = {key: count for key, count in self.draws.items() if key[0] >= number}
-        return DeviceProgress(number, wanted.cohort, purposes, kept)
-
-    def drawn(self, wanted: Claim, most: int) -> DeviceProgress:
-        """The progress after a draw."""
-        self.check(wanted)
-        key = (wanted.round_number, wanted.purpose)
-        count = self.draws.get(key, 0)
-        if count >= most:
-            raise RuleBroken(
-                f"round {wanted.round_number} ({wanted.purpose}): this device has drawn "
-                f"{count} times for it"
-            )
-        if sum(self.draws.values()) >= PENDING:
-            raise RuleBroken(f"{PENDING} graphs were drawn and none of them was opened")
-        return replace(self, draws={**self.draws, key: count + 1})
+        return DeviceProgress(number, wanted.cohort, purposes)
 
     def check(self, wanted: Claim) -> None:
         """Raise `RuleBroken` if this round may not be answered."""
@@ -94,14 +72,12 @@ class DeviceProgress:
             )
 
     def to_json(self) -> str:
-        draws = [[*key, count] for key, count in self.draws.items()]
-        return json.dumps([self.round_number, self.cohort.hex(), sorted(self.purposes), draws])
+        return json.dumps([self.round_number, self.cohort.hex(), sorted(self.purposes)])
 
     @classmethod
     def from_json(cls, document: str) -> DeviceProgress:
-        number, cohort, purposes, draws = json.loads(document)
-        known = {(round_number, purpose): count for round_number, purpose, count in draws}
-        return cls(number, bytes.fromhex(cohort), frozenset(purposes), known)
+        number, cohort, purposes = json.loads(document)
+        return cls(number, bytes.fromhex(cohort), frozenset(purposes))
 
 
 class MemoryJournal:
@@ -116,11 +92,6 @@ class MemoryJournal:
         with self._lock:
             known = self._progress.get(wanted.federation, DeviceProgress())
             self._progress[wanted.federation] = known.claimed(wanted)
-
-    def draw(self, wanted: Claim, most: int) -> None:
-        with self._lock:
-            known = self._progress.get(wanted.federation, DeviceProgress())
-            self._progress[wanted.federation] = known.drawn(wanted, most)
 
     def settle(self, reservation: int, left: bool) -> None:
         """Nothing was charged."""

@@ -14,10 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedveil.core.errors import ConfigError
-from fedveil.privacy.secure_sums import derive
 from fedveil_federation.secagg import wire
 from fedveil_federation.secagg.fields import MAX_ID
-from fedveil_federation.secagg.messages import KeyCard, Leave
+from fedveil_federation.secagg.messages import KeyCard
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class DeviceKeys:
     identity: Ed25519PrivateKey = field(repr=False)
     agreement: X25519PrivateKey | None = field(repr=False)  # None once it was forgotten
     version: int = 1
-    certificate: bytes = b""
     public: bytes = b""  # of the X25519 key
 
     def __post_init__(self) -> None:
@@ -44,15 +42,8 @@ class DeviceKeys:
             self.version,
             self.identity.public_key().public_bytes_raw(),
             self.public,
-            self.certificate,
         )
         return wire.seal(card, self.identity)
-
-    def leave(self) -> bytes:
-        """The signed frame that withdraws every key up to this version."""
-        identity = self.identity.public_key().public_bytes_raw()
-        notice = Leave(self.federation, self.device, self.version, identity)
-        return wire.seal(notice, self.identity)
 
     def renewed(self) -> DeviceKeys:
         """The same identity with a fresh X25519 key of the next version."""
@@ -60,22 +51,18 @@ class DeviceKeys:
 
 
 def new_keys(federation: str, device: int) -> DeviceKeys:
-    """Fresh keys from the operating system."""
+    """Make fresh keys from the operating system.
+
+    Args:
+        federation: The federation that they are for.
+        device: The device's id there, 0 to 2^63 - 1.
+
+    Returns:
+        The keys, of version 1.
+    """
     if not 0 <= device <= MAX_ID:
         raise ConfigError(f"device = {device}: need an id within 0..2^63 - 1")
     return DeviceKeys(federation, device, Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
-
-
-def certify(authority: Ed25519PrivateKey, federation: str, device: int, identity: bytes) -> bytes:
-    """An authority's statement that `identity` (32 bytes) is device `device` of the federation."""
-    return authority.sign(_certified(federation, device, identity))
-
-
-def certificate_holds(
-    authority: Ed25519PublicKey, certificate: bytes, federation: str, device: int, identity: bytes
-) -> bool:
-    """Whether the authority made that statement."""
-    return signed(authority, certificate, _certified(federation, device, identity))
 
 
 def signed(author: Ed25519PublicKey, signature: bytes, content: bytes) -> bool:
@@ -85,7 +72,3 @@ def signed(author: Ed25519PublicKey, signature: bytes, content: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
-
-
-def _certified(federation: str, device: int, identity: bytes) -> bytes:
-    return derive.digest(b"certificate", federation.encode(), derive.id_bytes(device), identity)

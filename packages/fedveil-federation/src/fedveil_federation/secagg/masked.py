@@ -25,17 +25,13 @@ class MaskedAggregator(Aggregator):
 
     def __init__(self, sums: SecureSums) -> None:
         super().__init__(sums)
-        self._simulation = Simulation(sums.params, sums.mode, self.watch)
+        self._simulation = Simulation(sums.params, self.watch)
 
     def open(self, summands: Summands, cohort: Ints, dropouts: Dropouts) -> OpenSum:
         members = [int(member) for member in cohort]
+        shape = (summands.width, summands.word)
         begun = self._simulation.open(
-            summands.round_number,
-            members,
-            summands.width,
-            summands.word,
-            dropouts,
-            summands.purpose,
+            summands.round_number, members, *shape, dropouts, summands.purpose
         )
         self.check_survivors(len(begun.wanted), len(members))
         return _Masked(summands, begun, self.watch)

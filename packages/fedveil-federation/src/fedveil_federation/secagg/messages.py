@@ -1,10 +1,10 @@
-"""The messages of version 4, in the order of a round.
+"""The messages of version 5, in the order of a round.
 
-`plan`, `draft` or `identity` is the 32 bytes in the frame's header, `device` the author or the
-addressee there. Lists over a device's neighbours follow ascending ids. `present` is a bitmap over
+`plan` or `identity` is the 32 bytes in the frame's header, `device` the author or the addressee
+there. Lists over a device's neighbours follow ascending ids. `present` is a bitmap over
 the plan's members, other bitmaps run over a device's neighbours (bit i of the stream, lowest bit of
 a byte first, for number i). From `Sharers` on frames carry a `Stamp` instead of a signature, except
-`Disclosure` and `Abort`.
+`Abort`.
 """
 
 from __future__ import annotations
@@ -35,29 +35,18 @@ class KeyCard(WireMessage):
     version: int = int_field(1, (1 << 32) - 1)
     identity: bytes = context_field()  # Ed25519 public key
     agreement: bytes = bytes_field(32)  # X25519 public key
-    certificate: bytes = bytes_field()  # the authority's signature, or empty
 
 
 @dataclass(frozen=True)
-class Leave(WireMessage):
-    """Device to everybody: every key up to this version is withdrawn."""
+class RoundPlan(WireMessage):
+    """Server to the cohort: a round and everything fixed about it, signed by the server."""
 
-    KIND: ClassVar[int] = 2
-    federation: str = text_field(128)
-    device: int = device_field()
-    version: int = int_field(1, (1 << 32) - 1)
-    identity: bytes = context_field()
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Everything about a round but who is joined to whom."""
-
+    KIND: ClassVar[int] = 3
     federation: str = text_field(128)
     round_number: int = int_field(0, ROUNDS - 1)
     purpose: str = text_field(64)
     members: tuple[int, ...] = ids_field(MAX_COHORT)
-    roster: bytes = bytes_field(32)  # Merkle root of the members' key cards
+    roster: bytes = bytes_field(32)  # digest of the members' key cards
     params: bytes = bytes_field(32)  # digest of the terms that both sides have agreed on
     exchange: bytes = bytes_field(32)  # the server's X25519 key, see `session.py`
     dimension: int = int_field(1, MAX_DIMENSION)
@@ -67,65 +56,7 @@ class Draft:
     threshold: int = int_field(1, MAX_COHORT)
     min_survivors: int = int_field(1, MAX_COHORT)
     privacy: bytes = bytes_field()  # what taking part costs (`PrivacyTerms`), or nothing
-
-
-@dataclass(frozen=True)
-class Invitation(Draft, WireMessage):
-    """Server to some members of a sparse round: help to draw its graph."""
-
-    KIND: ClassVar[int] = 11
-
-
-@dataclass(frozen=True)
-class Commitment(WireMessage):
-    """Device to server: a hash of the bytes that it will add to the graph's seed."""
-
-    KIND: ClassVar[int] = 12
-    draft: bytes = context_field()
-    device: int = device_field()
-    hidden: bytes = bytes_field(32)
-
-
-@dataclass(frozen=True)
-class Commitments(WireMessage):
-    """Server to those who committed: all of their hashes. From here on the graph is decided."""
-
-    KIND: ClassVar[int] = 13
-    draft: bytes = context_field()
-    devices: tuple[int, ...] = ids_field(MAX_COHORT)
-    hidden: bytes = bytes_field()  # 32 bytes each
-
-
-@dataclass(frozen=True)
-class Reveal(WireMessage):
-    """Device to server: its bytes, for this list of commitments and no other."""
-
-    KIND: ClassVar[int] = 14
-    draft: bytes = context_field()
-    device: int = device_field()
-    commitments: bytes = bytes_field(32)
-    drawn: bytes = bytes_field(32)
-
-
-@dataclass(frozen=True)
-class RoundPlan(Draft, WireMessage):
-    """Server to the cohort: a round and everything fixed about it, signed by the server."""
-
-    KIND: ClassVar[int] = 3
-    # Nobody draws a complete graph, nor one that the terms trust the server to draw.
-    drawers: tuple[int, ...] = ids_field(MAX_COHORT, least=0)
-    draws: bytes = bytes_field()  # of each: drawn bytes, signature of its `Reveal`; or 32 bytes
-
-
-@dataclass(frozen=True)
-class Cards(WireMessage):
-    """Server to device: its neighbours' key cards, and the proof that the plan is about them."""
-
-    KIND: ClassVar[int] = 17
-    plan: bytes = context_field()
-    device: int = device_field()
-    cards: bytes = bytes_field()  # frames, one after the other; those it has may be left out
-    proof: bytes = bytes_field()  # see `merkle.py`
+    graph: bytes = bytes_field()  # the seed of a sparse graph, 32 bytes; nothing for a complete one
 
 
 @dataclass(frozen=True)
@@ -140,7 +71,6 @@ class Shares(WireMessage):
     nonce: bytes = bytes_field(16)
     sealed: bytes = bytes_field()  # per neighbour: both shares, encrypted to it
     marks: bytes = bytes_field()  # per neighbour: fingerprints of both shares
-    checks: bytes = bytes_field()  # per neighbour: a fingerprint of the pair's seal key
     wrapped: bytes = bytes_field()  # per mask: the pair's root, under the pair secret
     roots: bytes = bytes_field()  # per mask: a fingerprint of the pair's root
 
@@ -153,8 +83,7 @@ class Sharers(WireMessage):
     plan: bytes = context_field()
     device: int = device_field()
     present: bytes = bytes_field()
-    off: bytes = bytes_field()  # bitmap: neighbours with whom it disagrees on the keys
-    nonces: bytes = bytes_field()  # of each other neighbour that has shared
+    nonces: bytes = bytes_field()  # of each neighbour that has shared
     sealed: bytes = bytes_field()  # by those
     marks: bytes = bytes_field()  # what they say the shares are
 
@@ -166,9 +95,7 @@ class Masked(WireMessage):
     KIND: ClassVar[int] = 6
     plan: bytes = context_field()
     device: int = device_field()
-    # Neither is there where the terms trust the server.
-    tags: bytes = bytes_field()  # for each neighbour it masks with: whom this mask counts on
-    statement: bytes = bytes_field()  # the same under its signature, for who doubts a tag
+    statement: bytes = bytes_field()  # for which sharers it masked, signed, or nothing
     vector: bytes = bytes_field()
 
 
@@ -180,9 +107,7 @@ class Survivors(WireMessage):
     plan: bytes = context_field()
     device: int = device_field()
     present: bytes = bytes_field()
-    tags: bytes = bytes_field()  # from each surviving neighbour
-    doubted: tuple[int, ...] = ids_field(MAX_COHORT, least=0)  # whose tags this device refused
-    statements: bytes = bytes_field()  # theirs
+    statements: bytes = bytes_field()  # of each surviving neighbour, or nothing
 
 
 @dataclass(frozen=True)
@@ -216,9 +141,7 @@ class Unmask(WireMessage):
     device: int = device_field()
     survivors: bytes = bytes_field(32)  # the list it acts on
     bad: bytes = bytes_field()  # bitmap: neighbours that have shared, but nothing that fits
-    accepted: bytes = bytes_field(32)  # digest of the marks of all other shares it holds
-    answers: bytes = bytes_field()  # for each of them: the share that is owed
-    signature: bytes = bytes_field(64)  # of all this by its identity, for who must be convinced
+    answers: bytes = bytes_field()  # for each of the others: the share that is owed
 
 
 @dataclass(frozen=True)
@@ -227,14 +150,3 @@ class Abort(WireMessage):
 
     KIND: ClassVar[int] = 16
     plan: bytes = context_field()
-
-
-@dataclass(frozen=True)
-class Disclosure(WireMessage):
-    """Device to server: the key that shows a neighbour to have sealed nonsense to it."""
-
-    KIND: ClassVar[int] = 15
-    plan: bytes = context_field()
-    device: int = device_field()
-    dealer: int = int_field(0, (1 << 63) - 1)
-    key: bytes = bytes_field(32)  # the pair's seal key

@@ -64,9 +64,9 @@ def pair_keys(key: bytes, plan: bytes, masks: bool = True) -> PairKeys:
     return PairKeys(seal, both[: derive.KEY_BYTES], both[derive.KEY_BYTES :])
 
 
-def tag(key: bytes, label: bytes, author: int, content: bytes) -> bytes:
-    """What shows a neighbour that `author` acts on this content."""
-    return derive.expand(key, label, derive.id_bytes(author) + content, derive.TAG_BYTES)
+def tag(key: bytes, author: int, survivors: bytes) -> bytes:
+    """What shows a neighbour that `author` acts on this list of survivors, given by its digest."""
+    return derive.expand(key, b"confirm", derive.id_bytes(author) + survivors, derive.TAG_BYTES)
 
 
 def mask_key(root: bytes) -> bytes:
@@ -80,13 +80,8 @@ def self_mask_key(self_secret: bytes) -> bytes:
 
 
 def root_print(root: bytes) -> bytes:
-    """A fingerprint that shows two devices, or a recovery, hold the same root."""
+    """A fingerprint that shows whether two devices, or a recovery, hold the same root."""
     return derive.expand(root, b"root-print", length=PRINT_BYTES)
-
-
-def seal_print(key: bytes) -> bytes:
-    """A fingerprint that shows two devices to hold the same seal key."""
-    return derive.expand(key, b"seal-print", length=PRINT_BYTES)
 
 
 def wrap(roots: bytes, pair_secret: bytes) -> bytes:
@@ -106,10 +101,21 @@ def commitment(kind: bytes, secret: bytes, plan: bytes, device: int) -> bytes:
     return derive.digest(b"commit-" + kind, plan, derive.id_bytes(device), secret)
 
 
-def share_print(kind: bytes, share: bytes, plan: bytes, dealer: int, holder: int) -> bytes:
-    """A fingerprint that fixes one share; `kind` is b"self" or b"pair"."""
+def fits_commitment(
+    commitments: bytes, secret: bytes, plan: bytes, device: int, survived: bool
+) -> bool:
+    """Whether a device had committed to this secret: of its own mask or of its pair masks."""
+    kind, committed = (b"self", commitments[:32]) if survived else (b"pair", commitments[32:])
+    return derive.same(commitment(kind, secret, plan, device), committed)
+
+
+def fits_mark(
+    share: bytes, survived: bool, mark: bytes, plan: bytes, dealer: int, holder: int
+) -> bool:
+    """Whether a share that a holder gives is the one that its dealer marked."""
+    kind, said = (b"self", mark[:PRINT_BYTES]) if survived else (b"pair", mark[PRINT_BYTES:])
     context = plan + derive.id_bytes(dealer) + derive.id_bytes(holder)
-    return derive.expand(share, b"share-" + kind, context, PRINT_BYTES)
+    return derive.same(derive.expand(share, b"share-" + kind, context, PRINT_BYTES), said)
 
 
 def marks(shares: bytes, plan: bytes, dealers: Iterable[int], holders: Iterable[int]) -> bytes:

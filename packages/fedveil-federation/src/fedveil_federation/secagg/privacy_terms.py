@@ -70,8 +70,16 @@ class PrivacyTerms:
             raise Malformed(f"RoundPlan.privacy: {str(error)[:200]}") from None
         return found
 
-    def check(self, params: SecAggParams, cohort: int, dimension: int) -> None:
-        """Raise `RuleBroken` unless they describe one round of this cohort and dimension."""
+    def check(self, params: SecAggParams, dimension: int) -> None:
+        """Check that they describe one round of this dimension.
+
+        Args:
+            params: What the sum promises.
+            dimension: The length of everybody's vector.
+
+        Raises:
+            RuleBroken: They describe something else, or count on more honest shares than there are.
+        """
         release = self.release
         if release.amplified or release.rounds != 1 or release.counted_participations != 1:
             raise RuleBroken("privacy terms: a plan is for one participation, without sampling")
@@ -84,8 +92,8 @@ class PrivacyTerms:
             shares = honest_shares(release, self.privacy_model)
         except (FedveilError, ArithmeticError) as error:
             raise RuleBroken(f"privacy terms: {error}") from None
-        if shares is None or shares > params.counted(cohort):
+        if shares is None or shares > params.min_honest:
             raise RuleBroken(
                 f"privacy terms: noise counts on {shares or 'unstated'} honest shares, this round "
-                f"is sure of {params.counted(cohort)}"
+                f"is sure of {params.min_honest}"
             )

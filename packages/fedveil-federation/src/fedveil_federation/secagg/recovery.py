@@ -4,7 +4,7 @@ For every survivor its own mask is removed; for every device that shared but sen
 pair masks that its surviving neighbours applied. Each recovered secret is compared with what its
 owner committed to before any vector was sent. If it does not fit, single shares are compared with
 the owner's marks: wrong ones are left out, and who gave them is named; only if too few right ones
-remain, or the owner had dealt nonsense, the round ends in `NotReleased`.
+remain, or the owner had dealt nonsense, the round ends in `NotReleased`, which names the owner.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from fedveil.privacy.secure_sums.derive import KEY_BYTES
 from fedveil.privacy.secure_sums.errors import NotReleased
 from fedveil.privacy.secure_sums.masks import Words, apply_masks
 from fedveil_federation.secagg import pairs
-from fedveil_federation.secagg.blame import Fault, Wrong, answer_fits, commits_to
 from fedveil_federation.secagg.layout import Flags, piece
 from fedveil_federation.secagg.relay import Kept
-from fedveil_federation.secagg.shares import combine_rows
+from fedveil_federation.secagg.shares import combine
 
 Places = npt.NDArray[np.intp]
 
@@ -33,8 +32,7 @@ class Recovery:
 
     kept: Kept
     survived: Flags
-    wrong: dict[int, int] = field(default_factory=dict)  # holder -> a dealer whose share it spoiled
-    faults: list[Fault] = field(default_factory=list)
+    wrong: set[int] = field(default_factory=set)  # devices that gave other shares than they got
 
     def remove_masks(self, total: Words) -> None:
         """Turn the sum of masked vectors into the sum of vectors, in place, or leave it alone."""
@@ -53,7 +51,6 @@ class Recovery:
             for column in np.flatnonzero(masked).tolist():
                 other, root = int(near[column]), piece(roots, KEY_BYTES, column)
                 if not derive.same(pairs.root_print(root), kept.roots[place, column].tobytes()):
-                    self._blame(place, other, Wrong.WRAP, secret)
                     raise NotReleased(
                         f"device {members[place]} left a wrong key for device {members[other]}"
                     )
@@ -77,20 +74,14 @@ class Recovery:
             holder = int(near[column])
             mark, answer = kept.marks[place, column].tobytes(), self._answer(place, column)
             name = kept.layout.plan.members[holder]
-            if answer_fits(answer, survived, mark, digest, device, name):
+            if pairs.fits_mark(answer, survived, mark, digest, device, name):
                 right.append(column)
             else:
-                self.wrong.setdefault(holder, place)
+                self.wrong.add(name)
         secret = self._combined(place, np.array(right, dtype=np.intp))
         if secret is None:
             raise NotReleased(f"device {device}: {len(right)} shares came, need {threshold}")
         if not self._committed(place, secret):
-            given = (
-                derive.id_bytes(kept.layout.plan.members[int(near[column])])
-                + self._answer(place, column)
-                for column in right[:threshold]
-            )
-            self._blame(place, place, Wrong.SPLIT, b"self" if survived else b"pair", *given)
             raise NotReleased(f"device {device} dealt shares that do not fit its commitment")
         return secret
 
@@ -101,10 +92,9 @@ class Recovery:
         return found
 
     def _committed(self, place: int, secret: bytes) -> bool:
-        kept = self.kept
-        layout, committed = kept.layout, kept.heads[place].commitments
-        device = layout.plan.members[place]
-        return commits_to(committed, secret, layout.digest, device, bool(self.survived[place]))
+        layout, committed = self.kept.layout, self.kept.commitments[place]
+        device, survived = layout.plan.members[place], bool(self.survived[place])
+        return pairs.fits_commitment(committed, secret, layout.digest, device, survived)
 
     def _combined(self, place: int, columns: Places) -> bytes | None:
         """The secret by the shares of the first holders; None if they are too few."""
@@ -113,10 +103,4 @@ class Recovery:
             return None
         chosen = columns[:threshold]
         near, ranks = kept.neighbours[place, chosen], kept.ranks[place, chosen]
-        return combine_rows(chosen + 1, kept.answers[near, ranks])
-
-    def _blame(self, place: int, about: int, wrong: Wrong, *values: bytes) -> None:
-        layout, frames = self.kept.layout, (self.kept.dealt_frame(place),)
-        members = layout.plan.members
-        fault = Fault(members[place], members[about], wrong, layout.digest, frames, values)
-        self.faults.append(fault)
+        return combine(chosen + 1, kept.answers[near, ranks])

@@ -8,8 +8,6 @@ step of the server walks over pairs in Python.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -18,23 +16,28 @@ from fedveil.privacy.secure_sums import derive
 from fedveil.privacy.secure_sums.derive import TAG_BYTES
 from fedveil.privacy.secure_sums.errors import Forged, Malformed, OutOfTurn
 from fedveil.privacy.secure_sums.masks import word_type
-from fedveil_federation.secagg import wire
-from fedveil_federation.secagg.blame import Fault, Wrong, exposed
-from fedveil_federation.secagg.dealing import PER_MASK, PER_NEIGHBOUR, dealt_lists
+from fedveil_federation.secagg.dealing import dealt_lists
 from fedveil_federation.secagg.keys import signed
-from fedveil_federation.secagg.layout import Bytes, Flags, RoundLayout, packed, rows, unpacked
+from fedveil_federation.secagg.layout import (
+    STATEMENT_BYTES,
+    Bytes,
+    Flags,
+    RoundLayout,
+    packed,
+    rows,
+    unpacked,
+)
 from fedveil_federation.secagg.messages import Confirm, Masked, Shares, Unmask
 from fedveil_federation.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES
 from fedveil_federation.secagg.shares import SHARE_BYTES, valid_elements
-from fedveil_federation.secagg.sizes import STATEMENT_BYTES
 
 _BLOCK = 256  # members whose checks are compared at a time
 
 
 class Kept:
-    """By member: what it dealt, its tags for each neighbour, its complaints and its answers.
+    """By member: what it dealt, its statement, its tags for each neighbour, and its answers.
 
-    `confirms`: whether members show each other, by tags, on which lists they act.
+    `confirms`: whether members show each other on which lists they act.
     """
 
     def __init__(
@@ -61,20 +64,16 @@ class Kept:
 
         self.shared, self.uploaded, self.confirmed, self.answered = (flags() for _ in range(4))
         self.partners = flags(members, degree)  # holds shares of, once the sharers are known
-        self.off = flags(members, degree)  # contradicts: the mask between the two is left out
-        self.bad = flags(members, degree)  # complains about
+        self.bad = flags(members, degree)  # could not open the shares of
         self.sealed, self.marks = pieces(SEALED_BYTES), pieces(MARK_BYTES)
-        self.checks = pieces(PRINT_BYTES)
         self.wrapped = pieces(derive.KEY_BYTES, plan.masks)
         self.roots = pieces(PRINT_BYTES, plan.masks)
-        self.upload_tags = pieces(TAG_BYTES, degree if confirms else 0)
-        self.confirm_tags = pieces(TAG_BYTES, degree if confirms else 0)
+        self.tags = pieces(TAG_BYTES, degree if confirms else 0)
         self.answers = pieces(SHARE_BYTES)
         self.nonces = np.zeros((members, NONCE_BYTES), dtype=np.uint8)
-        self.heads: dict[int, Shares] = {}  # by place, as all below: what was dealt, without lists
-        self.statements: dict[int, bytes] = {}  # signed, about the upload
-        self.given: dict[int, bytes] = {}  # signature of the answers
-        self.signatures: dict[int, bytes] = {}  # of what was dealt
+        size = STATEMENT_BYTES if confirms else 0
+        self.statements = np.zeros((members, size), dtype=np.uint8)
+        self.commitments: dict[int, bytes] = {}  # by place
 
     def ids(self, flags: Flags) -> list[int]:
         """The members that are flagged."""
@@ -85,131 +84,83 @@ class Kept:
         place = self.places.get(device)
         return place is not None and bool(flags[place])
 
-    def close_sharing(self, liars: int, fewest: int) -> dict[int, set[int]]:
-        """Settle who masks with whom; returns, by device, with whom it is at odds about keys.
+    def close_sharing(self) -> dict[int, list[int]]:
+        """Settle who masks with whom: all sharers that do not contradict each other about keys.
 
-        The mask between two at odds is left out. Who is at odds with more than `liars` neighbours
-        must go, and so must who would keep too few holders of its shares: there would be no sum.
-        Nor is there one of fewer than `fewest` sharers, whoever goes.
+        The masks of two whose fingerprints of their common root differ would not cancel. One of the
+        two lies, and nobody can tell which; so whoever contradicts most sits the round out, until
+        nobody is contradicted any more. Among equals a lot decides that no sharer could foresee,
+        and that falls alike after a restart.
+
+        Returns:
+            The devices that sit out, and whom each of them contradicts.
         """
-        odds, between = self._at_odds(), dict[int, set[int]]()
-        for device, other in self._pairs(odds):
-            between.setdefault(device, set()).add(other)
-        self.shared[[self.places[device] for device in exposed(between, liars)]] = False
-        while True:
-            both = self.shared[:, None] & self.shared[self.neighbours]
-            self.off, self.partners = both & odds, both & ~odds
-            count, holders = self.off.sum(axis=1), self.partners.sum(axis=1)
-            stuck = (count > 0) & (holders < self.layout.plan.threshold)
-            if not stuck.any() or np.count_nonzero(self.shared) < fewest:
-                break
-            self.shared[np.argmax(np.where(stuck, count, 0))] = False
+        odds, left_out = self._at_odds(), dict[int, list[int]]()
+        drawn = derive.digest(b"lot", *(self.commitments[at] for at in sorted(self.commitments)))
+        while (count := odds.sum(axis=1)).any():
+            worst = np.flatnonzero(count == count.max()).tolist()
+            place = min(worst, key=lambda at: derive.digest(b"lot", drawn, derive.id_bytes(at)))
+            others = self.neighbours[place][odds[place]]
+            left_out[int(self.members[place])] = self.members[others].tolist()
+            odds[others, self.ranks[place][odds[place]]] = False
+            odds[place], self.shared[place] = False, False
+        self.partners = self.shared[:, None] & self.shared[self.neighbours]
         self.sharers = packed(self.shared)
-        return between
+        return left_out
 
     def _at_odds(self) -> Flags:
-        """By place and neighbour, whether two sharers are at odds about keys."""
-        odds = np.zeros_like(self.off)
+        """By place and neighbour, whether two sharers fingerprint different roots."""
+        odds = np.zeros_like(self.partners)
         for start in range(0, len(self.shared), _BLOCK):
             block = slice(start, start + _BLOCK)
-            near, ranks = self.neighbours[block], self.ranks[block]
             columns = self.columns[block]
-            masked = np.take_along_axis(near, columns, axis=1)
-            theirs = self.roots[masked, self.mask_ranks[block]]
-            differ = (self.checks[block] != self.checks[near, ranks]).any(axis=2)
-            roots = (self.roots[block] != theirs).any(axis=2)
-            roots |= np.take_along_axis(differ, columns, axis=1)
-            np.put_along_axis(differ, columns, roots, axis=1)
-            odds[block] = differ & self.shared[block, None] & self.shared[near]
+            masked = np.take_along_axis(self.neighbours[block], columns, axis=1)
+            differ = (self.roots[block] != self.roots[masked, self.mask_ranks[block]]).any(axis=2)
+            differ &= self.shared[block, None] & self.shared[masked]
+            np.put_along_axis(odds[block], columns, differ, axis=1)
         return odds
 
-    def _pairs(self, flags: Flags) -> list[tuple[int, int]]:
-        """Devices and those of their neighbours that are flagged."""
-        members = self.layout.plan.members
-        return [
-            (members[place], members[int(self.neighbours[place, column])])
-            for place, column in np.argwhere(flags).tolist()
-        ]
-
-    def contradicting(self, device: int) -> list[int]:
-        """Places of the neighbours with whom a device does not mask, by what they have signed."""
-        place = self.places[device]
-        found: list[int] = self.neighbours[place][self.off[place]].tolist()
+    def disputes(self) -> dict[int, list[int]]:
+        """By device, those of its neighbours that could not open what it dealt to them."""
+        found: dict[int, list[int]] = {}
+        for holder, column in np.argwhere(self.bad).tolist():
+            dealer = int(self.members[self.neighbours[holder, column]])
+            found.setdefault(dealer, []).append(int(self.members[holder]))
         return found
 
-    def partners_of(self, device: int) -> set[int]:
-        """The neighbours with whom a device masks or holds shares."""
-        place = self.places[device]
-        return set(self.members[self.neighbours[place][self.partners[place]]].tolist())
-
-    def relayed(self, device: int) -> tuple[bytes, bytes, bytes, bytes]:
-        """For a device: flags of whom it does not mask with; the others' nonces, sealed shares and
-        marks."""
+    def relayed(self, device: int) -> tuple[bytes, bytes, bytes]:
+        """The nonces, sealed shares and marks that a device's partners left for it."""
         place = self.places[device]
         chosen = self.partners[place]
         return (
-            packed(self.off[place]),
             self.nonces[self.neighbours[place][chosen]].tobytes(),
             self._from(place, chosen, self.sealed),
             self._from(place, chosen, self.marks),
         )
 
-    def tags_for(self, device: int, tags: Bytes, present: Flags) -> bytes:
-        """The tags that a device's partners among those present made for it."""
+    def statements_for(self, device: int) -> bytes:
+        """What a device's surviving partners have signed about their uploads."""
+        near = self.neighbours[self.places[device]]
+        found: bytes = self.statements[near[self.uploaded[near]]].tobytes()
+        return found
+
+    def tags_for(self, device: int) -> bytes:
+        """The tags that a device's partners made for it when they confirmed."""
         place = self.places[device]
-        return self._from(place, self.partners[place] & present[self.neighbours[place]], tags)
+        return self._from(place, self.confirmed[self.neighbours[place]], self.tags)
 
     def _from(self, place: int, chosen: Flags, pieces: Bytes) -> bytes:
         """What some neighbours of a device left for it."""
         found: bytes = pieces[self.neighbours[place][chosen], self.ranks[place][chosen]].tobytes()
         return found
 
-    def accepted(self, place: int, bad: Flags) -> tuple[bytes, bytes]:
-        """Of a device that complains about these neighbours: all others' ids, and their marks."""
-        held = self.partners[place] & ~bad
-        dealers = self.members[self.neighbours[place][held]].tobytes()
-        return dealers, self._from(place, held, self.marks)
-
-    def disputes(self) -> list[tuple[int, int]]:
-        """Who complains about whose shares: pairs of holder and dealer."""
-        return self._pairs(self.bad)
-
-    def complains(self, holder: int, dealer: int) -> bool:
-        """Whether one of these pairs is that of two devices."""
-        place = self.places[holder]
-        return dealer in self.members[self.neighbours[place][self.bad[place]]]
-
-    # --- evidence ---------------------------------------------------------------------------------
-
-    def dealt_frame(self, place: int) -> bytes:
-        """What a device dealt, as it came."""
-        lists = {name: getattr(self, name)[place].tobytes() for name in PER_NEIGHBOUR | PER_MASK}
-        return wire.rebuilt(replace(self.heads[place], **lists), self.signatures[place])
-
-    def share_fault(self, holder: int, dealer: int) -> Fault:
-        """The evidence, by places, that a holder gave another share than it had accepted."""
-        members, digest = self.layout.plan.members, self.layout.digest
-        accepted = self.accepted(holder, self.bad[holder])
-        given = Unmask(
-            digest,
-            members[holder],
-            self.layout.survivors_digest(self.sharers, self.survivors),
-            packed(self.bad[holder, self.partners[holder]]),
-            self.layout.accepted(*accepted),
-            self.answers[holder, self.partners[holder] & ~self.bad[holder]].tobytes(),
-            self.given[holder],
-        )
-        frames = (wire.rebuilt(given, bytes(64)),)
-        return Fault(members[holder], members[dealer], Wrong.SHARE, digest, frames, accepted)
-
     # --- what comes in ----------------------------------------------------------------------------
 
-    def take(self, message: Shares | Masked | Confirm | Unmask, signature: bytes) -> None:
+    def take(self, message: Shares | Masked | Confirm | Unmask) -> None:
         """Keep what a device says in its turn, or raise and change nothing."""
         place = self.places[message.device]
         if isinstance(message, Shares):
             self._take_shares(message, place)
-            self.signatures[place] = signature
         elif isinstance(message, Masked):
             self._take_vector(message, place)
         elif isinstance(message, Confirm):
@@ -222,8 +173,7 @@ class Kept:
         for name, pieces in lists.items():
             getattr(self, name)[place] = pieces
         self.nonces[place] = np.frombuffer(message.nonce, dtype=np.uint8)
-        nothing: dict[str, Any] = dict.fromkeys(lists, b"")
-        self.heads[place] = replace(message, **nothing)
+        self.commitments[place] = message.commitments
         self.shared[place] = True
 
     def _take_vector(self, message: Masked, place: int) -> None:
@@ -233,17 +183,13 @@ class Kept:
         size = plan.dimension * (plan.bits // 8)
         if len(message.vector) != size:
             raise Malformed(f"Masked.vector: {len(message.vector)} bytes, need {size}")
-        chosen = self._tagged(self.partners[place])
-        tags = _cut(message.tags, self.upload_tags, chosen, "Masked.tags")
-        if len(message.statement) != STATEMENT_BYTES * self.confirms:
-            raise Malformed(f"Masked.statement: {len(message.statement)} bytes")
+        statement = rows(message.statement, self.statements.shape[1], 1, "Masked.statement")
         if self.confirms:
             stated = self.layout.statement(device, self.sharers)
             if not signed(self.identities[device], message.statement, stated):
                 raise Forged(f"device {device} masked for other sharers")
-            self.statements[place] = message.statement
+        self.statements[place] = statement
         np.add(self.total, np.frombuffer(message.vector, self.total.dtype), out=self.total)
-        self.upload_tags[place, chosen] = tags
         self.uploaded[place] = True
 
     def _take_confirmation(self, message: Confirm, place: int) -> None:
@@ -252,17 +198,12 @@ class Kept:
             raise OutOfTurn(f"device {device} is lost in this round")
         self._check_list(device, message.survivors)
         alive = self.partners[place] & self.uploaded[self.neighbours[place]]
-        tags = _cut(message.tags, self.confirm_tags, alive, "Confirm.tags")
-        self.confirm_tags[place, alive] = tags
+        self.tags[place, alive] = _cut(message.tags, self.tags, alive, "Confirm.tags")
         self.confirmed[place] = True
 
     def _check_list(self, device: int, survivors: bytes) -> None:
         if survivors != self.layout.survivors_digest(self.sharers, self.survivors):
             raise Forged(f"device {device} acts on other survivors")
-
-    def _tagged(self, chosen: Flags) -> Flags:
-        """Those of them for whom a device makes tags."""
-        return chosen if self.confirms else chosen[:0]
 
     def _take_unmasking(self, message: Unmask, place: int) -> None:
         device = message.device
@@ -272,15 +213,12 @@ class Kept:
         partners = self.partners[place]
         bad = np.zeros(self.layout.plan.degree, dtype=np.bool_)
         bad[partners] = unpacked(message.bad, int(partners.sum()), "Unmask.bad")
-        if message.accepted != self.layout.accepted(*self.accepted(place, bad)):
-            raise Forged(f"device {device} has accepted other shares than it was sent")
         held = partners & ~bad
         answers = _cut(message.answers, self.answers, held, "Unmask.answers")
         if not valid_elements(answers).all():
             raise Malformed("Unmask.answers: a share's elements must be below the prime")
         self.answers[place, held] = answers
         self.bad[place] = bad
-        self.given[place] = message.signature
         self.answered[place] = True
 
 

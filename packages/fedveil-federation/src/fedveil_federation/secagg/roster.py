@@ -1,46 +1,26 @@
 """Who is enrolled: key cards checked against identities that were known beforehand.
 
 The server relays cards and could invent them. A card therefore counts only if its identity key was
-pinned for that device, or certified by an authority whose key the device holds, and if that
-identity signed it. Versions only rise: a withdrawn or replaced key never comes back. An id that was
-ever seen stays with its identity.
+pinned for that device, and if that identity signed it. Versions only rise: a replaced key never
+comes back. An id that was ever seen stays with its identity.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from fedveil.privacy.secure_sums import derive
 from fedveil.privacy.secure_sums.errors import ForeignKey, RuleBroken
-from fedveil_federation.secagg import merkle, wire
-from fedveil_federation.secagg.keys import certificate_holds
-from fedveil_federation.secagg.messages import KeyCard, Leave
+from fedveil_federation.secagg import wire
+from fedveil_federation.secagg.messages import KeyCard
 
 CARD_LIMIT = 512
-
-
-@dataclass(frozen=True)
-class Admission:
-    """Whom to believe: identities pinned by device id, an authority's key, or both; else nobody."""
-
-    pinned: Mapping[int, bytes] = field(default_factory=dict)
-    authority: bytes | None = None
-
-    def admits(self, card: KeyCard) -> bool:
-        """A pinned device is that identity and no other, whatever an authority certifies."""
-        if card.device in self.pinned:
-            return self.pinned[card.device] == card.identity
-        if self.authority is None or len(card.certificate) != 64:
-            return False
-        authority = Ed25519PublicKey.from_public_bytes(self.authority)
-        return certificate_holds(
-            authority, card.certificate, card.federation, card.device, card.identity
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +33,6 @@ class Enrolled:
     identity: Ed25519PublicKey
     agreement: X25519PublicKey
     fingerprint: bytes
-    card: bytes  # the frame itself, for others
 
 
 class Memory(Protocol):
@@ -67,65 +46,59 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The identity that an id belongs to for ever, its newest version, and whether that left."""
+    """The identity that an id belongs to for ever, and its newest version."""
 
     identity: bytes
     version: int
-    withdrawn: bool = False
 
 
 class Roster:
-    """The enrolled devices; grows and shrinks between rounds without a restart.
+    """The enrolled devices; grows between rounds without a restart.
 
-    With a `memory`, versions go on rising after a restart: a card that was replaced or withdrawn
-    before it does not come back.
+    With a `memory`, versions go on rising after a restart: a card that was replaced before it does
+    not come back.
+
+    Args:
+        federation: The federation whose cards count.
+        pinned: By device, the Ed25519 key that it is known by.
+        memory: What keeps versions over restarts.
     """
 
-    def __init__(self, federation: str, admission: Admission, memory: Memory | None = None) -> None:
+    def __init__(
+        self, federation: str, pinned: Mapping[int, bytes], memory: Memory | None = None
+    ) -> None:
         self.federation = federation
-        self._admission = admission
+        self._pinned = pinned
         self._memory = memory
         self._enrolled: dict[int, Enrolled] = {}
         self._known: dict[int, Known] = {} if memory is None else memory.load()
         self._lock = threading.RLock()
-        self._last: tuple[tuple[int, ...], merkle.Tree] | None = None
-
-    def __contains__(self, device: int) -> bool:
-        return device in self._enrolled
+        self._last: tuple[tuple[int, ...], bytes] | None = None  # a cohort and its digest
 
     def __len__(self) -> int:
         return len(self._enrolled)
 
-    def admit(self, frame: bytes) -> Enrolled:
-        """Enrol a device, or replace its key by a newer one."""
-        return self.admit_all([frame])[0]
+    def admit(self, *cards: bytes) -> None:
+        """Enrol devices, or replace their keys by newer ones: all of them, or nobody.
 
-    def admit_all(self, frames: Iterable[bytes]) -> list[Enrolled]:
-        """Enrol many devices with one write to the disk: all of them, or nobody."""
-        return self.enrol([self._card(frame) for frame in frames])
+        Args:
+            cards: The frames of their key cards.
 
-    def enrol(self, entries: Sequence[Enrolled]) -> list[Enrolled]:
-        """The same with cards that were examined before."""
+        Raises:
+            ForeignKey: A card is not that of a pinned identity, or older than a known one.
+        """
+        entries = [self._card(card) for card in cards]
         with self._lock:
-            fresh = self._fresh(entries)
-            self._keep({i: Known(e.identity_bytes, e.version) for i, e in fresh.items()})
+            fresh: dict[int, Enrolled] = {}
+            for entry in entries:
+                if self._newer(entry, fresh.get(entry.device)):
+                    fresh[entry.device] = entry
+            known = {i: Known(e.identity_bytes, e.version) for i, e in fresh.items()}
+            if self._memory is not None and known:
+                self._memory.keep(known)
+            self._known |= known
             self._enrolled |= fresh
             self._last = None if fresh else self._last
-            return [self._enrolled[entry.device] for entry in entries]
-
-    def examined(self, frames: Iterable[bytes]) -> dict[int, Enrolled]:
-        """What of these cards would be new here, if all may be admitted; nobody is enrolled yet."""
-        entries = [self._card(frame) for frame in frames]
-        with self._lock:
-            return self._fresh(entries)
-
-    def _fresh(self, entries: Iterable[Enrolled]) -> dict[int, Enrolled]:
-        """Those of the cards that are to be kept; `ForeignKey` if one of them must not be."""
-        fresh: dict[int, Enrolled] = {}
-        for entry in entries:
-            if self._newer(entry, fresh.get(entry.device)):
-                fresh[entry.device] = entry
-        return fresh
 
     def _card(self, frame: bytes) -> Enrolled:
         """What a card says, if whoever it names may say so."""
@@ -133,8 +106,8 @@ class Roster:
         card = wire.read(frame, KeyCard, CARD_LIMIT, _public_identity(claims.context))
         if card.federation != self.federation:
             raise ForeignKey(f"card of federation {card.federation!r}, not {self.federation!r}")
-        if not self._admission.admits(card):
-            raise ForeignKey(f"device {card.device}: identity neither pinned nor certified")
+        if self._pinned.get(card.device) != card.identity:
+            raise ForeignKey(f"device {card.device}: another identity is pinned, or none")
         return Enrolled(
             card.device,
             card.version,
@@ -142,7 +115,6 @@ class Roster:
             _public_identity(card.identity),
             _public_agreement(card.agreement, card.device),
             wire.message_digest(frame),
-            frame,
         )
 
     def _newer(self, entry: Enrolled, before: Enrolled | None) -> bool:
@@ -157,29 +129,12 @@ class Roster:
         if current is not None and current.fingerprint == entry.fingerprint:
             return False
         # After a restart the newest card is shown again and is as good as it was.
-        again = current is None and not known.withdrawn and entry.version == known.version
+        again = current is None and entry.version == known.version
         if entry.version <= known.version and not again:
             raise ForeignKey(
                 f"device {device}: key version {entry.version} is not newer than {known.version}"
             )
         return True
-
-    def withdraw(self, frame: bytes) -> int:
-        """Take a device that asks to leave off the roster; returns its id."""
-        claims = wire.expect(frame, Leave, CARD_LIMIT)
-        with self._lock:
-            known = self._known.get(claims.device)
-            if known is None:
-                raise ForeignKey(f"device {claims.device} is not enrolled here")
-            notice = wire.read(frame, Leave, CARD_LIMIT, _public_identity(known.identity))
-            if notice.federation != self.federation:
-                raise ForeignKey(f"notice of federation {notice.federation!r}")
-            if notice.version < known.version:
-                raise ForeignKey(f"device {notice.device}: leave of an older key, {notice.version}")
-            self._keep({notice.device: Known(known.identity, notice.version, True)})
-            self._enrolled.pop(notice.device, None)
-            self._last = None
-        return notice.device
 
     def get(self, device: int) -> Enrolled:
         entry = self._enrolled.get(device)
@@ -188,22 +143,13 @@ class Roster:
         return entry
 
     def digest(self, members: Sequence[int]) -> bytes:
-        """The Merkle root of all members' key cards, in order."""
-        return self.tree(members).root
-
-    def tree(self, members: Sequence[int]) -> merkle.Tree:
-        """All members' key cards, in order; the last one asked for is kept."""
+        """Stands for all members' key cards, in order; the last one asked for is kept."""
         with self._lock:
             cohort = tuple(members)
             if self._last is None or self._last[0] != cohort:
-                leaves = [self.get(device).fingerprint for device in cohort]
-                self._last = (cohort, merkle.Tree(leaves))
+                prints = b"".join(self.get(device).fingerprint for device in cohort)
+                self._last = (cohort, derive.digest(b"roster", prints))
             return self._last[1]
-
-    def _keep(self, changed: Mapping[int, Known]) -> None:
-        if self._memory is not None and changed:
-            self._memory.keep(changed)
-        self._known |= changed
 
 
 def _public_identity(identity: bytes) -> Ed25519PublicKey:

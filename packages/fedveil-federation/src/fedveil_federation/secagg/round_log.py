@@ -23,7 +23,7 @@ from fedveil.core.files import sync_directory
 from fedveil.privacy.secure_sums import derive
 
 _HEAD = 9
-MAGIC = b"FVSALOG4"
+MAGIC = b"FVSALOG5"
 
 Identities = dict[int, bytes]
 

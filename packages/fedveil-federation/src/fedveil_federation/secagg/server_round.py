@@ -10,7 +10,7 @@ and what they change is changed under one lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,14 +23,11 @@ from fedveil.privacy.secure_sums.errors import Malformed, NotReleased, OutOfTurn
 from fedveil.privacy.secure_sums.masks import IntVector, decode
 from fedveil.privacy.secure_sums.params import SecAggParams
 from fedveil_federation.secagg import wire
-from fedveil_federation.secagg.blame import Fault, Wrong, exposed, proven
-from fedveil_federation.secagg.draw import drawn_seed
-from fedveil_federation.secagg.layout import Flags, RoundLayout, lay_out, packed
+from fedveil_federation.secagg.layout import Flags, RoundLayout, lay_out, longest, packed
 from fedveil_federation.secagg.messages import (
     Abort,
     Confirm,
     Confirmed,
-    Disclosure,
     Masked,
     RoundPlan,
     Sharers,
@@ -42,7 +39,6 @@ from fedveil_federation.secagg.recovery import Recovery
 from fedveil_federation.secagg.relay import Kept
 from fedveil_federation.secagg.round_log import RecordKind, RoundLog
 from fedveil_federation.secagg.session import Session, answer, exchange_key
-from fedveil_federation.secagg.sizes import SLACK, from_device
 
 _KINDS: dict[int, type[Shares | Masked | Confirm | Unmask]] = {
     kind.KIND: kind for kind in (Shares, Masked, Confirm, Unmask)
@@ -85,23 +81,20 @@ class ServerRound:
         logs: Path | None = None,
     ) -> None:
         self.plan = wire.seal(plan, key)
-        seed = drawn_seed(plan, params, identities)
-        self.layout: RoundLayout = lay_out(plan, wire.message_digest(self.plan), seed)
+        self.layout: RoundLayout = lay_out(plan, wire.message_digest(self.plan))
         self.identities: dict[int, Ed25519PublicKey] = {
             member: Ed25519PublicKey.from_public_bytes(identities[member])
             for member in plan.members
         }
         self.phase = Phase.SHARES
-        self.faults: list[Fault] = []
-        self._odds: dict[int, set[int]] = {}
-        self.unsigned: set[int] = set()  # gave a wrong share under a signature that does not hold
+        # What devices did wrong in this round, as far as it can be told, for who runs the server.
+        self.remarks: dict[int, str] = {}
         self.confirms = not params.honest_server  # whether there are confirmations
         self._lock = threading.RLock()
         self._key = key
         self._exchange = exchange_key(key)
         self._sessions: dict[int, Session] = {}
         self._fewest = params.fewest_survivors(len(plan.members))
-        self._liars = params.liars(len(plan.members))
         self._seen: dict[tuple[int, int], bytes] = {}  # kind, device -> signature
         self._kept = Kept(self.layout, self.identities, self.confirms)
         self._confirmed = b""
@@ -112,7 +105,20 @@ class ServerRound:
 
     @classmethod
     def resume(cls, path: Path, key: Ed25519PrivateKey, params: SecAggParams) -> ServerRound:
-        """The round of a log as it was when its server ended: same frames in, same lists out."""
+        """Go on with a logged round as it was when its server ended.
+
+        Args:
+            path: The round's log.
+            key: The server's signing key.
+            params: The terms of the round.
+
+        Returns:
+            The round: the same frames have come in, and the same lists go out.
+
+        Raises:
+            ConfigError: The log is damaged, or of other terms.
+            Unopened: The plan had not been written, hence not been sent.
+        """
         with RoundLog.resume(path) as (log, frame, identities, records):
             plan = wire.read(frame, RoundPlan, wire.MAX_FRAME, key.public_key())
             if plan.params != params.digest:
@@ -143,14 +149,13 @@ class ServerRound:
         }.get(self.phase)
         return [] if waiting is None else kept.ids(waiting)
 
-    def due(self, elapsed: float, deadlines: Deadlines) -> bool:
-        """Whether to close a phase that began so many seconds ago: all answered, or had time to."""
-        if self.phase is Phase.OVER:
-            return False
-        return elapsed >= getattr(deadlines, self.phase.name.lower()) or not self.missing
-
     def close(self) -> None:
-        """Close whichever phase is open; unmasking ends by `finish`."""
+        """Close whichever phase is open; unmasking ends by `finish`.
+
+        Raises:
+            NotReleased: Too few devices have answered.
+            OutOfTurn: The round unmasks, or is over.
+        """
         closing = {
             Phase.SHARES: self.close_sharing,
             Phase.VECTORS: self.close_upload,
@@ -188,24 +193,8 @@ class ServerRound:
     def confirmed(self) -> list[int]:
         return self._kept.ids(self._kept.confirmed)
 
-    @property
-    def odds(self) -> dict[int, set[int]]:
-        """By device, whom it contradicts so far: one of each two lies."""
-        with self._lock:
-            return {device: set(others) for device, others in self._odds.items()}
-
-    @property
-    def suspects(self) -> set[int]:
-        """Who contradicts more neighbours than may lie next to an honest device: it lies itself."""
-        return exposed(self.odds, self._liars)
-
-    @property
-    def disputes(self) -> list[tuple[int, int]]:
-        """Who complains about whose shares: pairs of holder and dealer."""
-        return self._kept.disputes()
-
-    def expects(self, start: bytes) -> int:
-        """How long the frame is that begins so, or an error: ask before reading on.
+    def _expected(self, start: bytes) -> int:
+        """How long the frame is that begins so, or an error.
 
         Everything that the header claims is checked: kind, phase, round, membership and size.
         """
@@ -215,7 +204,7 @@ class ServerRound:
             raise Malformed(f"kind {claims.kind} is no message to a server")
         plan = self.layout.plan
         vector = plan.dimension * (plan.bits // 8)
-        wire.expect(start, kind, from_device(kind, plan.degree, vector))
+        wire.expect(start, kind, longest(kind, len(plan.members), plan.degree, vector))
         if claims.device not in self.identities:
             raise OutOfTurn(f"device {claims.device} is not in this round's cohort")
         if claims.context != self.layout.digest:
@@ -226,8 +215,19 @@ class ServerRound:
         return claims.size
 
     def receive(self, frame: bytes) -> int:
-        """Take one device's frame of the current phase; returns the device's id."""
-        size = self.expects(frame)
+        """Take one device's frame of the current phase.
+
+        Args:
+            frame: What the device sent; the same frame again counts once.
+
+        Returns:
+            The device's id.
+
+        Raises:
+            SecureAggregationError: The frame is not the device's, or not in turn; nothing changed.
+            NotReleased: The round's log cannot be written, and the round is over.
+        """
+        size = self._expected(frame)
         claims = wire.head(frame)
         key = (claims.kind, claims.device)
         if key in self._seen:
@@ -237,9 +237,9 @@ class ServerRound:
         with self._lock:
             if key in self._seen:  # by another thread, meanwhile
                 return self._repeated(frame, key)
-            self.expects(frame)
+            self._expected(frame)
             signature = frame[wire.SIGNATURE : wire.HEADER]
-            self._kept.take(message, signature)
+            self._kept.take(message)
             if session is not None:
                 self._sessions[claims.device] = session
             self._seen[key] = signature
@@ -259,16 +259,25 @@ class ServerRound:
         plan, digest = self.layout.plan, self.layout.digest
         return answer(self._exchange, plan.exchange, message.exchange, digest, message.device)
 
-    def close_sharing(self) -> None:
-        """No more shares: from here on those who have not shared are out of the round.
+    def close_sharing(self) -> dict[int, bytes]:
+        """Take no more shares: from here on those who have not shared are out of the round.
 
-        A device at odds about keys with more neighbours than may lie goes too; other pairs at odds
-        leave out the mask between them (`odds_for`).
+        So are devices that contradict others about the keys of a pair; `remarks` names them.
+
+        Returns:
+            By device that has shared in vain, the frame that tells it so. One that sits the round
+            out gives nothing away, and need not pay.
+
+        Raises:
+            NotReleased: Too few devices have shared.
         """
         with self._lock:
             self._expect_phase(Phase.SHARES)
-            self._odds = self._kept.close_sharing(self._liars, self._fewest)
+            left_out = self._kept.close_sharing()
+            for device, others in left_out.items():
+                self.remarks[device] = f"contradicts {others} about common keys, and sits out"
             self._close(Phase.VECTORS, len(self.sharers), "shared")
+            return dict.fromkeys(left_out, wire.seal(Abort(self.layout.digest), self._key))
 
     def sharers_for(self, device: int) -> bytes:
         """The frame that tells a sharer who else has shared, with the shares meant for it."""
@@ -277,14 +286,12 @@ class ServerRound:
         told = Sharers(self.layout.digest, device, self._kept.sharers, *lists)
         return wire.seal(told, self._sessions[device].down)
 
-    def odds_for(self, device: int) -> tuple[bytes, ...]:
-        """What a sharer is to see before its `Sharers`: the neighbours' own signed `Shares` that
-        contradict its keys. It masks with everybody else."""
-        self._expect(Phase.VECTORS, device, self._kept.shared)
-        return tuple(map(self._kept.dealt_frame, self._kept.contradicting(device)))
-
     def close_upload(self) -> None:
-        """No more vectors: who has not sent one is lost, and a late one is refused."""
+        """Take no more vectors: who has not sent one is lost, and a late one is refused.
+
+        Raises:
+            NotReleased: Too few devices have survived.
+        """
         with self._lock:
             self._expect_phase(Phase.VECTORS)
             self._kept.survivors = packed(self._kept.uploaded)
@@ -293,28 +300,20 @@ class ServerRound:
                 following, self._kept.confirmed = Phase.UNMASKING, self._kept.uploaded.copy()
             self._close(following, len(self.survivors), "survived")
 
-    def survivors_for(self, device: int, doubted: Collection[int] = ()) -> bytes:
-        """The frame that names the survivors to one of them; without confirmations, it unmasks.
-
-        `doubted`: neighbours whose tags the device refused (`Doubted`); it then gets their signed
-        statements. The two are at odds: the device may have made it up.
-        """
-        kept = self._kept
+    def survivors_for(self, device: int) -> bytes:
+        """The frame that names the survivors to one of them; without confirmations, it unmasks."""
         phase = Phase.CONFIRMATIONS if self.confirms else Phase.UNMASKING
-        self._expect(phase, device, kept.uploaded)
-        tags = kept.tags_for(device, kept.upload_tags, kept.uploaded) if self.confirms else b""
-        known = kept.partners_of(device).intersection(doubted)
-        named = tuple(sorted(other for other in known if kept.has(kept.uploaded, other)))
-        with self._lock:
-            for other in named:
-                self._odds.setdefault(other, set()).add(device)
-                self._odds.setdefault(device, set()).add(other)
-        statements = b"".join(kept.statements.get(kept.places[other], b"") for other in named)
-        told = Survivors(self.layout.digest, device, self._kept.survivors, tags, named, statements)
+        self._expect(phase, device, self._kept.uploaded)
+        statements = self._kept.statements_for(device)
+        told = Survivors(self.layout.digest, device, self._kept.survivors, statements)
         return wire.seal(told, self._sessions[device].down)
 
     def close_confirmation(self) -> None:
-        """No more confirmations."""
+        """Take no more confirmations.
+
+        Raises:
+            NotReleased: Too few devices have confirmed.
+        """
         with self._lock:
             self._expect_phase(Phase.CONFIRMATIONS)
             self._confirmed = packed(self._kept.confirmed)
@@ -323,17 +322,22 @@ class ServerRound:
 
     def confirmed_for(self, device: int) -> bytes:
         """The frame that shows a device which neighbours act on the same survivors."""
-        kept = self._kept
-        self._expect(Phase.UNMASKING, device, kept.confirmed)
-        tags = kept.tags_for(device, kept.confirm_tags, kept.confirmed)
+        self._expect(Phase.UNMASKING, device, self._kept.confirmed)
+        tags = self._kept.tags_for(device)
         message = Confirmed(self.layout.digest, device, self._confirmed, tags)
         return wire.seal(message, self._sessions[device].down)
 
     def finish(self) -> IntVector:
-        """The exact sum of the survivors' vectors, int64 [dimension], or `NotReleased`.
+        """Take the masks off the sum.
 
-        May be called again after more answers came in, as long as it has raised. Who spoiled it, or
-        tried to, is in `faults` afterwards.
+        May be called again after more answers came in, as long as it has raised. `remarks` then
+        says who gave wrong shares, or dealt some that could not be opened.
+
+        Returns:
+            The exact sum of the survivors' vectors, int64 [dimension].
+
+        Raises:
+            NotReleased: The masks cannot be removed exactly.
         """
         with self._lock:
             self._expect_phase(Phase.UNMASKING)
@@ -341,46 +345,11 @@ class ServerRound:
             try:
                 recovery.remove_masks(self._kept.total)
             finally:
-                self._blame(recovery)
+                for dealer, holders in self._kept.disputes().items():
+                    self.remarks[dealer] = f"dealt shares that {holders} say they cannot open"
+                self.remarks |= dict.fromkeys(recovery.wrong, "gave shares that nobody had dealt")
             self.phase = Phase.OVER
             return decode(self._kept.total, self.layout.plan.bits)
-
-    def dealt_by(self, device: int) -> bytes:
-        """The `Shares` of a device, for a neighbour that complains about them."""
-        if self._kept.places.get(device) not in self._kept.heads:
-            raise OutOfTurn(f"device {device} has not shared")
-        return self._kept.dealt_frame(self._kept.places[device])
-
-    def settle(self, frame: bytes) -> Fault | None:
-        """Take a `Disclosure`: a fault of the dealer, or None if it proves nothing."""
-        claims = wire.expect(frame, Disclosure, SLACK)
-        identity = self.identities.get(claims.device)
-        if identity is None or claims.context != self.layout.digest:
-            raise OutOfTurn(f"device {claims.device}: a disclosure of another round or cohort")
-        message = wire.read(frame, Disclosure, SLACK, identity)
-        if not self._kept.complains(claims.device, message.dealer):
-            raise OutOfTurn(f"device {claims.device} has not complained in time")
-        frames = (self.dealt_by(message.dealer), frame)
-        found = Fault(message.dealer, claims.device, Wrong.SEAL, self.layout.digest, frames)
-        if not proven(found, self.layout, self.identities):
-            return None
-        self._accuse(found)
-        return found
-
-    def _blame(self, recovery: Recovery) -> None:
-        for holder, dealer in recovery.wrong.items():
-            fault = self._kept.share_fault(holder, dealer)
-            if proven(fault, self.layout, self.identities):
-                self._accuse(fault)
-            else:
-                self.unsigned.add(fault.device)
-        for fault in recovery.faults:
-            self._accuse(fault)
-
-    def _accuse(self, fault: Fault) -> None:
-        """One conviction of a device is enough: evidence about each pair would fill the memory."""
-        if all(fault.device != known.device for known in self.faults):
-            self.faults.append(fault)
 
     def _repeated(self, frame: bytes, key: tuple[int, int]) -> int:
         """The same frame again changes nothing; another one of its kind comes too late."""

@@ -61,7 +61,19 @@ class Handshake:
 
 
 def begin(server: bytes, plan: bytes, device: int) -> Handshake:
-    """A device's side; `server`: the plan's X25519 key."""
+    """Begin a session as a device.
+
+    Args:
+        server: The X25519 key of the plan.
+        plan: The plan's digest.
+        device: The device's id.
+
+    Returns:
+        The session, and the key to show the server for it.
+
+    Raises:
+        ForeignKey: The server's key is weak.
+    """
     fresh = X25519PrivateKey.generate()
     own = fresh.public_key().public_bytes_raw()
     return Handshake(_agreed(fresh, server, plan, device, server + own), own)
@@ -70,7 +82,21 @@ def begin(server: bytes, plan: bytes, device: int) -> Handshake:
 def answer(
     server: X25519PrivateKey, public: bytes, other: bytes, plan: bytes, device: int
 ) -> Session:
-    """The server's side; `public`: its own key, `other`: the device's."""
+    """Answer a device's handshake as the server.
+
+    Args:
+        server: The server's X25519 key.
+        public: Its public part, as in the plan.
+        other: The key that the device shows.
+        plan: The plan's digest.
+        device: The device's id.
+
+    Returns:
+        The session.
+
+    Raises:
+        ForeignKey: The device's key is weak.
+    """
     return _agreed(server, other, plan, device, public + other)
 
 

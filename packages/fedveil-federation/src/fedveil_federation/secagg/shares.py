@@ -54,25 +54,18 @@ def split(
     return values.astype("<u2").view(np.uint8)
 
 
-def combine(points: Sequence[int], shares: Sequence[bytes]) -> bytes:
-    """The secret from as many shares as the threshold; `points` are the holders' numbers.
+def combine(points: Field, shares: npt.NDArray[np.uint8]) -> bytes:
+    """Recover a secret from as many shares as the threshold.
 
     With fewer or wrong shares the result is some other secret: compare it with a commitment.
+
+    Args:
+        points: The holders' numbers, distinct, int64 [threshold].
+        shares: Their shares, uint8 [threshold, 32], of valid elements.
+
+    Returns:
+        The secret, 32 bytes.
     """
-    if not points or len(points) != len(shares) or len(set(points)) != len(points):
-        raise Malformed(f"need one share for each of {len(points)} distinct holders")
-    if not all(1 <= point <= MAX_HOLDERS for point in points):
-        raise Malformed(f"holders must be within 1..{MAX_HOLDERS}")
-    if any(len(share) != SHARE_BYTES for share in shares):
-        raise Malformed(f"every share has {SHARE_BYTES} bytes")
-    packed = b"".join(shares)
-    as_elements(packed)
-    rows = np.frombuffer(packed, dtype=np.uint8).reshape(len(shares), SHARE_BYTES)
-    return combine_rows(np.asarray(points, dtype=np.int64), rows)
-
-
-def combine_rows(points: Field, shares: npt.NDArray[np.uint8]) -> bytes:
-    """The same for shares that were checked, uint8 [threshold, 32]."""
     values = np.ascontiguousarray(shares).view("<u2").astype(np.float64)
     weights = _weights_at_zero(points).astype(np.float64)
     secret = (weights @ values).astype(np.int64) % PRIME

@@ -1,10 +1,10 @@
-"""The wire format, version 4: a signed frame around typed fields.
+"""The wire format, version 5: a signed frame around typed fields.
 
     bytes 0-3      "FVSA"
-    byte  4        version (4)
+    byte  4        version (5)
     byte  5        kind of message
     bytes 6-13     device: the author, or the addressee
-    bytes 14-45    context: digest of the plan or of its draft; on cards the identity key
+    bytes 14-45    context: digest of the plan; on cards the identity key
     bytes 46-49    length of the body
     bytes 50-113   Ed25519 signature of (label, bytes 4-49, SHA-256 of the body), or its `Stamp`
     bytes 114-     body: the message's other fields in order (`fields.py`)
@@ -28,7 +28,7 @@ from fedveil_federation.secagg import fields as codecs
 from fedveil_federation.secagg.session import Stamp
 
 MAGIC = b"FVSA"
-VERSION = 4
+VERSION = 5
 SIGNATURE = 50  # where it begins
 HEADER = 114
 MAX_FRAME = (1 << 32) - 1
@@ -97,16 +97,6 @@ def read(frame: bytes, kind: type[MessageT], limit: int, author: Author) -> Mess
     return parse(frame, kind)
 
 
-def split(frames: bytes) -> list[bytes]:
-    """Frames that were written one after the other."""
-    found, at = [], 0
-    while at < len(frames):
-        size = head(frames[at : at + HEADER]).size
-        found.append(frames[at : at + size])
-        at += size
-    return found
-
-
 def verify(frame: bytes, author: Author) -> None:
     """Raise `Forged` unless `author` signed this very frame."""
     content = covered(author, memoryview(frame)[HEADER:])
@@ -145,12 +135,6 @@ def seal(message: WireMessage, key: Signer) -> bytes:
     """The frame of a message, signed by its author."""
     claims, body = encoded(message)
     signature = key.sign(_signed(claims, covered(key, body)))
-    return b"".join((MAGIC, claims, signature, body))
-
-
-def rebuilt(message: WireMessage, signature: bytes) -> bytes:
-    """A frame from its message and signature: there is one way to write a message."""
-    claims, body = encoded(message)
     return b"".join((MAGIC, claims, signature, body))
 
 

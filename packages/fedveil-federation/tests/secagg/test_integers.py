@@ -1,18 +1,21 @@
-"""Word sizes and the way in and out, against Python's unbounded integers."""
+"""Integers modulo a power of two, against Python's own; masks on them, against another AES."""
 
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 import pytest
-from hypothesis import given
+from Crypto.Cipher import AES
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.noise.modular_grid import bits_for
-from fedveil.privacy.secure_sums.masks import decode, encode
+from fedveil.privacy.secure_sums import masks
+from fedveil.privacy.secure_sums.masks import apply_masks, decode, encode, word_type
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -111,3 +114,46 @@ def test_an_entry_beyond_32_bits_is_refused_and_not_wrapped():
             encode(np.array([entry]), 32)
     with pytest.raises(ConfigError, match="bits = 16"):
         encode(np.array([1]), 16)
+
+
+def keystream(key: bytes, words: int, bits: int) -> np.ndarray:
+    """pycryptodome's AES in counter mode from two, read as little-endian words."""
+    cipher = AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=2)
+    return np.frombuffer(cipher.encrypt(bytes(words * bits // 8)), word_type(bits))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    bits=st.sampled_from([32, 64]),
+    dimension=st.sampled_from([1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 47, 48, 200]),
+    plus=st.integers(0, 4),
+    minus=st.integers(0, 4),
+)
+def test_masks_are_keystreams_added_and_subtracted_modulo_the_word(bits, dimension, plus, minus):
+    added = [os.urandom(16) for _ in range(plus)]
+    subtracted = [os.urandom(16) for _ in range(minus)]
+    start = np.frombuffer(os.urandom(dimension * bits // 8), word_type(bits))
+    expected = start.astype(object)
+    for key in added:
+        expected = expected + keystream(key, dimension, bits).astype(object)
+    for key in subtracted:
+        expected = expected - keystream(key, dimension, bits).astype(object)
+    total = start.copy()
+    block, ciphers = masks._BLOCK_BYTES, masks._OPEN_CIPHERS
+    try:
+        masks._BLOCK_BYTES, masks._OPEN_CIPHERS = 128, 3  # so that every case crosses blocks
+        apply_masks(total, added, subtracted)
+    finally:
+        masks._BLOCK_BYTES, masks._OPEN_CIPHERS = block, ciphers
+    assert [int(v) % 2**bits for v in expected] == total.tolist()
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_large_vectors_cross_the_real_block_size(bits):
+    dimension = 3 * masks._BLOCK_BYTES // (bits // 8) + 5
+    key = os.urandom(32)
+    total = np.zeros(dimension, word_type(bits))
+    apply_masks(total, [key], [])
+    assert np.array_equal(total, keystream(key, dimension, bits))
+    apply_masks(total, [], [key])
+    assert not total.any()

@@ -1,0 +1,196 @@
+"""Real HTTPS between hub and hospitals over links that are cut or slow, and by clocks that differ.
+
+Guards and hub are in this process, their couriers are processes, and a TCP proxy lies between them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.deploy.hospitals import POLICY, SITES, Hospitals, hospitals
+from tests.deploy.victims import wait_for
+
+from fedveil_federation.cli.hub import finish
+from fedveil_federation.deploy import certificates, state_dirs
+from fedveil_federation.deploy.courier_process import CourierProcess
+from fedveil_federation.deploy.site_service import SiteService
+from fedveil_federation.deploy.sockets import SocketCourier, free_port
+
+SECRET = {
+    "training__batches": "poisson",
+    "training__batch_size": 20,
+    "privacy__epsilon": 8.0,
+}
+ZERO_OUT = POLICY.replace("[allow]", 'adjacency = "zero-out"\n\n[allow]')
+
+
+class Link:
+    """A TCP proxy whose connections end after some bytes, or carry few bytes at a time.
+
+    Args:
+        target: the port where it connects to.
+        lasts: the least and the most bytes after which a connection is cut; none: never.
+        piece: the bytes of one step; 0: as they come.
+        delay: seconds of a step.
+    """
+
+    def __init__(self, target: int, lasts: Any = None, piece: int = 0, delay: float = 0.0) -> None:
+        self._target, self._lasts, self._piece, self._delay = target, lasts, piece, delay
+        self._draw, self._ended = random.Random(7), threading.Event()
+        self.cuts = self.carried = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                threading.Thread(target=self._carry, args=(near,), daemon=True).start()
+
+    def _carry(self, near: socket.socket) -> None:
+        left = [self._draw.randint(*self._lasts) if self._lasts else 1 << 60]
+        with near, suppress(OSError), socket.create_connection(("127.0.0.1", self._target)) as far:
+            back = threading.Thread(target=self._pump, args=(far, near, left), daemon=True)
+            back.start()
+            self._pump(near, far, left)
+            back.join()
+
+    def _pump(self, of: socket.socket, to: socket.socket, left: list[int]) -> None:
+        with suppress(OSError):
+            while left[0] > 0 and (part := of.recv(min(self._piece or 1 << 16, left[0]))):
+                self._ended.wait(self._delay)  # how long the link takes
+                to.sendall(part)
+                left[0] -= len(part)
+                self.carried += len(part)
+            self.cuts += left[0] <= 0
+        for one in (of, to):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._ended.set()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+
+@contextmanager
+def over_https(made: Hospitals, port: int) -> Iterator[None]:
+    """Let hub and sites of a federation talk by couriers' processes."""
+    made.hub.listen_at(port)
+    parties = [CourierProcess(home) for home in (made.hub, *made.homes.values())]
+    ends = {site: SocketCourier(home.socket, home.courier) for site, home in made.homes.items()}
+    made.courier = SocketCourier(made.hub.socket, made.hub.courier)
+    stop = threading.Event()
+
+    def tend() -> None:
+        while not stop.wait(0.2):
+            for party in parties:
+                party.keep_running()
+
+    for party in parties:
+        party.keep_running()
+    tending = threading.Thread(target=tend, daemon=True)
+    tending.start()
+    try:
+        for site in SITES:
+            made.sites[site] = SiteService(made.homes[site])
+            ends[site].attach("fedveil", made.sites[site].answer)
+        wait_for(lambda: set(made.courier.sites()) == set(SITES))
+        yield
+    finally:
+        stop.set()
+        tending.join()
+        for end in ends.values():
+            end.close()
+        for party in parties:
+            party.stop()
+        for service in made.sites.values():
+            service.close()
+
+
+LINKS: dict[str, dict[str, Any]] = {
+    "cut every few messages": {"lasts": (8_000, 40_000)},
+    "slow": {"piece": 1_000, "delay": 0.005},
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_hospitals_train_on_secret_batches_over_a_bad_link(kind: str) -> None:
+    """All rounds are released, and each hospital has paid once for each."""
+    with tempfile.TemporaryDirectory(prefix="fedveil-") as folder:  # short, for sockets lie in it
+        port = free_port()
+        link = Link(port, **LINKS[kind])
+        made = hospitals(Path(folder), ZERO_OUT, address=f"localhost:{link.port}")
+        try:
+            with over_https(made, port):
+                service = made.service(finish)
+                wait_for(lambda: service._meet() or made.hub.members is not None)
+                members = made.hub.members
+                assert members is not None
+                wait_for(lambda: service._meet() or all(h.proposed for h in made.homes.values()))
+                for home in made.homes.values():
+                    home.trust(members.fingerprint)
+                wait_for(service._meet)
+                made.queue(**SECRET)
+                wait_for(lambda: service.step() and service.queue.ended("first"), 600)
+                assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+                assert 'fedveil_hub_rounds_total{released="yes"} 3' in service.counters.text()
+                assert 'released="no"' not in service.counters.text()
+                spent = {home.store().ledger.spent() for home in made.homes.values()}
+                paid = [list(home.store().ledger.runs().values()) for home in made.homes.values()]
+                assert (paid, len(spent)) == ([[3]] * 3, 1)
+                promise = json.loads((made.hub.runs / "first" / "guarantee.json").read_text())
+                assert (promise["certified"], promise["unit"]) == (True, "record")
+                # The model comes over the same link.
+                wait_for(lambda: service._meet() and len(models(made)) == 3)
+        finally:
+            link.close()
+        assert link.cuts > 2 if "cut" in kind else link.carried > 50_000
+
+
+def models(made: Hospitals) -> list[Path]:
+    return [one for home in made.homes.values() for one in (home.path / "models").glob("first-*")]
+
+
+class Shifted(datetime):
+    """A clock that jumps to and fro by up to twenty hours."""
+
+    shifts = iter(())
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime.now(tz) + timedelta(hours=next(cls.shifts))
+
+
+def test_clocks_that_jump_and_differ_cost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look at a clock, at the hub or a site, is up to twenty hours off."""
+    draw = random.Random(3)
+    monkeypatch.setattr(Shifted, "shifts", iter(lambda: draw.uniform(-20, 20), None))
+    for module in (certificates, state_dirs):
+        monkeypatch.setattr(module, "datetime", Shifted)
+    monkeypatch.setattr("time.time", lambda: Shifted.now(UTC).timestamp())
+    made = hospitals(tmp_path, address="localhost:8002")
+    try:
+        made.meet()
+        made.queue()
+        service = made.service()
+        service.step()
+        assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+        assert 'fedveil_hub_rounds_total{released="yes"} 3' in service.counters.text()
+        ledgers = [home.store().ledger.runs().values() for home in made.homes.values()]
+        assert [list(one) for one in ledgers] == [[3]] * 3
+    finally:
+        made.close()
