@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedveil.core.randomness import Randomness
@@ -31,7 +32,7 @@ from fedveil.privacy.sampling import FixedSize, Poisson, SecretPoisson
 from fedveil.privacy.secure_sums.aggregation import COUNT
 from fedveil.run import checkpoint
 from fedveil.run import round as round_
-from fedveil.training.client import update_pipeline
+from fedveil.training.client import batches, update_pipeline
 from fedveil.training.client.ballot import Ballot
 from fedveil.training.engines import (
     dual_kernel,
@@ -58,6 +59,16 @@ _VOTES: dict[str, Any] = {
     "privacy.clip_norm": None,
     "voting.questions": 20,
     "voting.epochs": 1,
+}
+
+# Records in secret batches: each is in a step by a coin of its own, here with rate 0.11.
+_SECRET: dict[str, Any] = {
+    "training.method": "dp-sgd",
+    "training.sampling": "balanced",
+    "training.rate": 1.0,
+    "training.local_steps": None,
+    "training.batch_size": 8,
+    "privacy.noise_multiplier": 0.7,
 }
 
 # Honest plans, small and quick: whose data, where the noise is, which noise, which cohorts.
@@ -92,8 +103,9 @@ CASES: dict[str, dict[str, Any]] = {
         "data.clients": 60,
         "privacy.trust": "distributed",
         "privacy.colluders": 2,
-        "privacy.noise_multiplier": 6.0,
+        "privacy.noise_multiplier": 3.0,
         "aggregation.sparse": True,
+        "aggregation.honest_server": True,
     },
     "distributed, secret coins": {
         "training.sampling": "secret-poisson",
@@ -125,6 +137,26 @@ CASES: dict[str, dict[str, Any]] = {
         "training.local_steps": None,
         "training.batch_size": 16,
         "training.batches": "shuffled",
+    },
+    "record, trusted server": _SECRET
+    | {
+        "training.batches": "shuffled",
+        "privacy.trust": "central",
+        "privacy.noise_multiplier": 2.0,
+    },
+    "record, secret batches": _SECRET | {"privacy.trust": "central"},
+    "record, secret batches, replaced": _SECRET
+    | {"privacy.trust": "central", "training.batches": "poisson", "privacy.adjacency": "replace"},
+    # Each of 20 clients brings a share: their sum is the noise of the case above.
+    "record, secret batches, masked sums": _SECRET | {"privacy.noise_multiplier": 0.16},
+    "record, secret steps": _SECRET
+    | {
+        "training.method": "gradient-noise",
+        "training.local_steps": 6,
+        "training.batches": "poisson",
+        "privacy.adjacency": "zero-out",
+        "privacy.trust": "local",
+        "privacy.noise_multiplier": 1.0,
     },
     "record, alone": {
         "training.method": "gradient-noise",
@@ -202,6 +234,30 @@ def _fixed_size() -> Patch:
 
 def _coins_say_yes() -> Patch:
     return SecretPoisson, "coin", lambda self, randomness, number, client: True
+
+
+def _every_record_is_in() -> Patch:
+    """Credit for sampling without sampling."""
+    real = batches._poisson_batches
+
+    def whole(clients: Any, sizes: Any, rule: Any, *rest: Any) -> Any:
+        return real(clients, sizes, replace(rule, batch_rate=1.0), *rest)
+
+    return batches, "_poisson_batches", whole
+
+
+def _one_coin_a_round() -> Patch:
+    """All local steps of a round see the first one's batch."""
+    real = batches._poisson_batches
+
+    def first(*given: Any) -> Any:
+        drawn = real(*given)
+        positions, mask = (
+            np.broadcast_to(one[:, :1], one.shape) for one in (drawn.positions, drawn.mask)
+        )
+        return replace(drawn, positions=positions, mask=mask)
+
+    return batches, "_poisson_batches", first
 
 
 def _lost_shares() -> Patch:
@@ -345,6 +401,22 @@ FAULTS: dict[str, Fault] = {
     "two of three shares lost": Fault("distributed", lambda: (_lost_shares(),), 8000),
     "secret coins that always say yes": Fault(
         "distributed, secret coins", lambda: (_coins_say_yes(),)
+    ),
+    "records in every batch, for a reader of the models": Fault(
+        "record, secret batches", lambda: (_every_record_is_in(),)
+    ),
+    "records in every batch, for a hub": Fault(
+        "record, secret batches, masked sums", lambda: (_every_record_is_in(),)
+    ),
+    "records in every local step": Fault("record, secret steps", lambda: (_every_record_is_in(),)),
+    "one coin for all steps of a round": Fault(
+        "record, secret steps", lambda: (_one_coin_a_round(),), 8000
+    ),
+    "noise of a trusted server halved": Fault(
+        "record, trusted server", lambda: (_halved(noise_placement, "protect_sum"),)
+    ),
+    "noise on sums of secret batches halved": Fault(
+        "record, secret batches", lambda: (_halved(noise_placement, "protect_sum"),), 8000
     ),
     "replace accounted as zero-out": Fault(
         "central, replace", lambda: (_half_sensitivity(),), 8000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from scipy.stats import binom
 import fedveil as fv
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency
 from fedveil.data.assignment import Assignment
+from fedveil.planning.plan import Plan
+from fedveil.run.run import Run
 from fedveil_lab.audit.audit import audit
 from fedveil_lab.audit.many_runs import many_runs
 from fedveil_lab.audit.one_run import one_run
@@ -100,6 +104,56 @@ def test_one_run_with_canary_records_hears_gradients_that_are_not_clipped() -> N
     with planted("gradients of records not clipped"):
         loud = one_run(plan)
     assert honest.cosines[1].epsilon[0] < plan.guarantee.epsilon < loud.cosines[1].epsilon[0]
+
+
+@pytest.mark.parametrize(
+    ("case", "noise"),
+    [("record, secret batches", 1.5), ("record, secret batches, masked sums", 0.35)],
+)
+def test_credit_for_sampling_without_sampling_shows_an_epsilon_above_the_printed_one(
+    case: str, noise: float
+) -> None:
+    """With 95 % confidence, towards a reader of the models and towards a hub; the honest program
+    stays below."""
+    plan = replace(plan_for(case), noise_multiplier=noise)
+    assert plan.guarantee is not None
+    printed = plan.guarantee.epsilon
+    assert many_runs(plan, games=8000).epsilon < printed
+    with planted("records in every batch, for a hub"):
+        assert many_runs(plan, games=8000).epsilon > 1.2 * printed
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "record, secret batches",
+        "record, secret batches, masked sums",
+        "record, secret batches, replaced",
+    ],
+)
+def test_one_run_leaves_a_record_out_where_that_is_the_other_world(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A canary that becomes its opposite would move a sum twice as far as zero-out allows."""
+    plan, played = plan_for(case), list[Plan]()
+    assert plan.guarantee is not None
+
+    def noted(plan: Plan, **options: Any) -> Run:
+        played.append(plan)
+        return Run(plan, **options)
+
+    monkeypatch.setattr("fedveil_lab.audit.one_run.Run", noted)
+    honest = one_run(plan)
+    assert not honest.refuted
+    assert honest.epsilon <= plan.guarantee.epsilon
+    assert honest.cosines[0].epsilon[0] < plan.guarantee.epsilon
+    train = played[0].federation.train
+    assert train.usable is not None
+    left_out = int((~train.usable).sum())
+    if plan.guarantee.adjacency is Adjacency.REPLACE:
+        assert left_out == 0
+    else:  # by fair coins; further from half has probability 1e-6
+        assert 0.25 < left_out / honest.canaries < 0.75
 
 
 def test_whole_runs_are_games_too() -> None:

@@ -296,6 +296,9 @@ def test_what_stands_in_a_dictionary_is_read_and_what_may_stand_there_is_asked_f
     ):
         with pytest.raises(ConfigError, match="may be in \\*\\*settings"):
             found(tmp_path, hidden + call, **_TRAINING, noise_multiplier=1.0)
+    # Nor a number that stands elsewhere in the file.
+    with pytest.raises(ConfigError, match="delta: it may be in"):
+        found(tmp_path, "delta = 1e-5\nLocalDpMod(1.0, 1.0, 1.0, **read())", rounds=1)
 
 
 def test_other_names_flags_and_options_without_a_default_are_followed(tmp_path: Path) -> None:

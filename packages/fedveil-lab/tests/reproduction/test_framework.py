@@ -20,14 +20,11 @@ from fedveil.report.spread import spread_of
 from fedveil.report.store import Store
 from fedveil.training.models.zoo import build
 from fedveil_lab.reproduction import case as case_module
-from fedveil_lab.reproduction.budgets import planned
 from fedveil_lab.reproduction.case import Case, Certified, Claimed, Data, Without, federation_of
-from fedveil_lab.reproduction.charts import lines_of
+from fedveil_lab.reproduction.charts import draw, lines_of
 from fedveil_lab.reproduction.experiment import Difference, Experiment, Panel, Scale
-from fedveil_lab.reproduction.pictures import draw
-from fedveil_lab.reproduction.run_case import recipe_of, run_case
-from fedveil_lab.reproduction.runner import finish, pending, tasks
-from fedveil_lab.reproduction.summary import rows_of
+from fedveil_lab.reproduction.run_case import planned, recipe_of, run_case
+from fedveil_lab.reproduction.runs import finish, pending, rows_of, tasks
 from fedveil_lab.reproduction.writing import document, page
 
 DELTA = 1e-3
@@ -114,8 +111,8 @@ def test_a_killed_runner_loses_nothing_finished_and_ends_with_the_same_results(
 
     assert finish(todo, broken, run=counted) == len(todo) - 2
     assert not set(again) & set(done)
-    for task in todo:
-        assert without_time(broken.find(task.key)) == without_time(store.find(task.key))
+    for key in (case.key(seed) for case, seed in todo):
+        assert without_time(broken.find(key)) == without_time(store.find(key))
 
 
 def test_a_run_killed_on_its_way_goes_on_from_its_last_evaluation(tmp_path: Path) -> None:
@@ -155,6 +152,8 @@ def test_what_decides_a_run_names_it_and_what_only_shows_it_does_not() -> None:
     assert len(keys) == 2 * len(CASES)
     longer = replace(first, values=(*first.values, ("model.seed", 1)))
     assert longer.key(0) != first.key(0)
+    with pytest.raises(ConfigError, match="twice"):
+        replace(first, labels=(("a", 1), ("a", 2)))
 
 
 @pytest.mark.parametrize("part", ["train", "test", "owners"])
@@ -205,11 +204,8 @@ def test_tables_hold_both_epsilons_the_papers_number_and_the_seeds(store: Store)
         paper = row["labels"]["noise"] == "paper"
         assert (row["epsilon_claimed"] is not None) == paper
         assert row["paper"] == (50.0 if paper else None)
-
-
-def test_differences_of_the_other_scale_are_not_shown(store: Store) -> None:
-    rows = rows_of(EXPERIMENT, Scale.QUICK, store)
-    assert "three" in page(document(EXPERIMENT, Scale.QUICK, rows, 0))
+    # What differs at the other scale is not shown.
+    assert "three" in text
     assert "three" not in page(document(EXPERIMENT, Scale.FULL, rows, 0))
 
 
@@ -259,11 +255,6 @@ def test_diverged_runs_are_counted_and_never_averaged() -> None:
     assert spread.deviation == pytest.approx(math.sqrt(2))
     assert "1 diverged" in str(spread)
     assert str(spread_of([None, None])) == "diverged"
-
-
-def test_a_label_given_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="twice"):
-        Case((("a", 1), ("a", 2)), Data("digits"), ())
 
 
 def test_a_shuffled_federation_holds_the_same_clients_in_another_order() -> None:

@@ -91,58 +91,28 @@ def test_heuristic_scores_are_labelled(capsys: pytest.CaptureFixture[str], line:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("line", "change", "key"),
     [
-        ("--local-steps 7", "not a multiple of local_steps = 7: 714 or 721 would be"),
-        ("--strong-convexity 5", "strong_convexity = 5 is above smoothness = 4"),
-        ("--strong-convexity 0", "strong_convexity"),
-        ("--strong-convexity nan", "strong_convexity"),
-        ("--smoothness inf", "smoothness"),
-        ("--smoothness -4", "smoothness"),
-        ("--gradient-bound -1", "gradient_bound"),
-        ("--gradient-bound 0", "gradient_bound"),
-        ("--heterogeneity -0.1", "heterogeneity"),
-        ("--heterogeneity nan", "heterogeneity"),
-        ("--initial-distance 0", "initial_distance"),
-        ("--noise-constant -1", "noise_constant"),
-        ("--noise-constant inf", "noise_constant"),
-        ("--growth -1", "growth"),
-        ("--growth 3", "growth"),
-        ("--clients 0", "clients"),
-        ("--cohort 0", "cohort"),
-        ("--cohort 5001", "cohort: must be at most clients=5000, got 5001"),
-        ("--total-steps 0", "total_steps"),
-        ("--total-steps -720", "total_steps"),
-        ("--total-steps 1.5", "invalid whole number value: '1.5'"),
-        ("--total-steps inf", "invalid whole number value: 'inf'"),
-        ("--total-steps nan", "invalid whole number value: 'nan'"),
-        ("--total-steps 1e15", "total_steps"),
-        ("--local-steps 0", "local_steps"),
-        ("--max-steps 100", "max_steps"),
-        ("--score best", "invalid choice: 'best'"),
-        ("--noise laplace", "leave out --noise-constant and --growth"),
-        ("--strong-convexity", "expected one argument"),
+        (GOLDEN, "--local-steps 7", "local_steps"),
+        (GOLDEN, "--strong-convexity 5", "strong_convexity"),
+        (GOLDEN, "--smoothness nan", "smoothness"),
+        (GOLDEN, "--cohort 5001", "cohort"),
+        (GOLDEN, "--total-steps 1.5", "--total-steps"),
+        (GOLDEN, "--total-steps inf", "--total-steps"),
+        (GOLDEN, "--max-steps 100", "max_steps"),
+        (GOLDEN, "--score best", "--score"),
+        (GOLDEN, "--noise laplace", "--noise-constant"),
+        (BUDGET, "--epsilon nan", "epsilon"),
+        (BUDGET, "--delta 1", "delta"),
+        (BUDGET, "--clip-norm 0", "clip_norm"),
+        (BUDGET, "--dimension 0", "dimension"),
+        (BUDGET, "--imbalance 0.5", "imbalance"),
     ],
 )
-def test_mistakes_in_one_line(capsys: pytest.CaptureFixture[str], change: str, says: str) -> None:
-    assert says in complaint(capsys, f"{GOLDEN} {change}")
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("--epsilon 0", "epsilon"),
-        ("--epsilon nan", "epsilon"),
-        ("--delta 1", "delta"),
-        ("--clip-norm 0", "clip_norm"),
-        ("--dimension 0", "dimension"),
-        ("--imbalance 0.5", "imbalance"),
-    ],
-)
-def test_mistakes_about_a_budget(
-    capsys: pytest.CaptureFixture[str], change: str, says: str
+def test_mistakes_in_one_line(
+    capsys: pytest.CaptureFixture[str], line: str, change: str, key: str
 ) -> None:
-    assert says in complaint(capsys, f"{BUDGET} {change}")
+    assert key in complaint(capsys, f"{line} {change}")
 
 
 def test_what_is_missing_is_listed_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,21 +15,17 @@ from fedveil_lab.theorems.bounds import (
     FuBound,
     HuScore,
     Numbers,
+    Score,
     noise_constant_gaussian,
     noise_constant_laplace,
 )
 from fedveil_lab.theorems.iterations import (
+    Iterations,
     advise,
-    asymptotic_rule,
-    best_iterations,
-    best_local_steps,
-    best_rounds,
-    clients_needed,
+    best,
     divisors,
     every_divisor,
-    rule_of_thumb,
     score_of,
-    split,
 )
 
 near = pytest.approx
@@ -49,6 +45,14 @@ def base(noise_constant: float, growth: float, **changes: object) -> FuBound:
         "growth": growth,
     }
     return FuBound(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def best_local_steps(score: Score, total_steps: int) -> Iterations:
+    return best(score, total_steps=total_steps)
+
+
+def best_rounds(score: Score, local_steps: int, max_steps: int) -> Iterations:
+    return best(score, local_steps=local_steps, max_steps=max_steps)
 
 
 def theorem_3(k: int, E: int, Tg: int, bound: FuBound) -> float:
@@ -76,9 +80,9 @@ def test_bound_golden() -> None:
 )
 def test_best_local_steps_golden(total: int, steps: int, bound: float) -> None:
     """Golden number 17."""
-    best = best_local_steps(base(1e-2, 2), total)
-    assert (best.local_steps, best.rounds) == (steps, total // steps)
-    assert best.bound == near(bound, rel=1e-5)
+    found = best_local_steps(base(1e-2, 2), total)
+    assert (found.local_steps, found.rounds) == (steps, total // steps)
+    assert found.bound == near(bound, rel=1e-5)
 
 
 def test_one_local_step_is_best_where_noise_grows_no_faster_than_rounds() -> None:
@@ -88,24 +92,27 @@ def test_one_local_step_is_best_where_noise_grows_no_faster_than_rounds() -> Non
     half = best_local_steps(base(1, 0.5), 720)
     assert half.local_steps == 1
     assert half.bound == near(0.19234, rel=1e-4)
-    claimed = rule_of_thumb(base(1, 0.5), 720, 0.5)
+    claimed = advise(base(1, 0.5), total_steps=720).rule_of_thumb
+    assert claimed is not None
     assert claimed.local_steps == 9
     assert claimed.bound > 10 * half.bound
 
 
 def test_best_rounds_golden() -> None:
     """Golden number 19."""
-    best = best_rounds(base(1e-4, 2), 1, 10_000)
-    assert (best.total_steps, best.bound) == (295, near(0.22384, rel=1e-4))
-    best = best_rounds(base(1e-2, 2), 1, 10_000)
-    assert (best.total_steps, best.bound) == (21, near(0.92190, rel=1e-4))
+    found = best_rounds(base(1e-4, 2), 1, 10_000)
+    assert (found.total_steps, found.bound) == (295, near(0.22384, rel=1e-4))
+    found = best_rounds(base(1e-2, 2), 1, 10_000)
+    assert (found.total_steps, found.bound) == (21, near(0.92190, rel=1e-4))
 
 
 def test_the_literal_rule_can_be_terrible() -> None:
-    rule = rule_of_thumb(base(1e-2, 2), 720, 2)
+    advice = advise(base(1e-2, 2), total_steps=720)
+    rule, mended = advice.rule_of_thumb, advice.asymptotic
+    assert rule is not None
+    assert mended is not None
     assert (rule.local_steps, rule.bound) == (80, near(250.0, rel=1e-3))
-    mended = asymptotic_rule(base(1e-2, 2), 720)
-    assert mended.bound < 1.05 * best_local_steps(base(1e-2, 2), 720).bound
+    assert mended.bound < 1.05 * advice.best.bound
 
 
 @given(
@@ -138,10 +145,10 @@ def test_vectorised_bound_is_the_theorem(
     got = bound.after(np.float64(k), np.float64(steps), np.float64(rounds))
     assert float(got) == near(expected, rel=1e-9)
     total = steps * rounds
-    best = min(
+    least = min(
         theorem_3(total, e, total // e, bound) for e in range(1, total + 1) if total % e == 0
     )
-    assert best_local_steps(bound, total).bound == near(best, rel=1e-9)
+    assert best_local_steps(bound, total).bound == near(least, rel=1e-9)
 
 
 def test_the_bound_dominates_simulated_training() -> None:
@@ -173,9 +180,9 @@ def test_joint_best_against_all_pairs() -> None:
         values = score(
             np.array([float(e) for e, _ in pairs]), np.array([float(r) for _, r in pairs])
         )
-        best = best_iterations(score, 300)
-        assert best.bound == near(values.min(), rel=1e-12)
-        assert best.total_steps <= 300
+        found = best(score, max_steps=300)
+        assert found.bound == near(values.min(), rel=1e-12)
+        assert found.total_steps <= 300
 
 
 def test_joint_best_sees_many_local_steps_too() -> None:
@@ -187,16 +194,15 @@ def test_joint_best_sees_many_local_steps_too() -> None:
         def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
             return np.abs(local_steps - 77) + np.abs(rounds - 3) + 1.0
 
-    best = best_iterations(Far(), 300)
-    assert (best.local_steps, best.rounds, best.bound) == (77, 3, 1.0)
+    assert best(Far(), max_steps=300) == Iterations(77, 3, 1.0)
 
 
-def test_searches_agree_across_chunks_and_sizes() -> None:
+def test_searches_of_many_choices_are_exact() -> None:
     score = base(1e-9, 2)
-    best = best_rounds(score, 1, 3_000_000)
+    found = best_rounds(score, 1, 3_000_000)
     rounds = np.arange(1, 3_000_001, dtype=np.float64)
     values = score(np.ones_like(rounds), rounds)
-    assert best.rounds == int(np.argmin(values)) + 1
+    assert found.rounds == int(np.argmin(values)) + 1
     assert best_local_steps(score, 963_761_198_400).local_steps >= 1  # 6720 divisors
 
 
@@ -302,8 +308,7 @@ def test_hu_noise_is_what_is_proved_and_not_what_is_claimed() -> None:
     assert std / 0.0048068 == near(2.74 * math.sqrt(13 / 12.5), rel=5e-3)  # 13 whole turns
     shared = math.sqrt(float(hu(honest_shares=10).noise_variance(np.float64(10), np.float64(20))))
     assert std / shared == near(math.sqrt(10))
-    best = best_local_steps(score, 200)
-    assert best.local_steps > 1  # fewer rounds use a record less often
+    assert best_local_steps(score, 200).local_steps > 1  # fewer rounds use a record less often
     assert "heuristic" in score.heuristic
 
 
@@ -332,24 +337,13 @@ def test_advice_weighs_every_rule_at_the_same_total() -> None:
     assert given.chosen.local_steps == 6
     assert given.best.local_steps == 8
     assert advise(base(1e-4, 2), local_steps=1).chosen.rounds == 295
-    assert advise(base(1e-4, 2), max_steps=1000).chosen == best_iterations(base(1e-4, 2), 1000)
+    assert advise(base(1e-4, 2), max_steps=1000).chosen == best(base(1e-4, 2), max_steps=1000)
 
 
-def test_a_hopeless_noise_is_said_to_be_so_with_the_clients_it_would_take() -> None:
-    advice = advise(base(1e-2, 2), total_steps=720)
-    assert len(advice.warnings) == 1
-    assert "nothing is proved to be learnt" in advice.warnings[0]
-    needed = clients_needed(base(1e-2, 2), 720, 0.5)
-    assert needed is not None
-    enough = base(1e-2 * 5000 / needed, 2)
-    assert best_local_steps(enough, 720).bound <= 0.5
-    assert best_local_steps(base(1e-2 * 5000 / (0.97 * needed), 2), 720).bound > 0.5
+def test_a_hopeless_noise_is_said_to_be_so() -> None:
+    (warning,) = advise(base(1e-2, 2), total_steps=720).warnings
+    assert "nothing is proved to be learnt" in warning
     assert advise(base(1e-6, 2), total_steps=720).warnings == ()
-
-
-def test_more_clients_cannot_help_a_run_that_is_too_short() -> None:
-    assert clients_needed(base(1e-2, 2), 1, 0.5) is None
-    assert "more clients will not help" in advise(base(1, 2), total_steps=1).warnings[0]
 
 
 def test_the_largest_total_tried_is_flagged() -> None:
@@ -361,29 +355,39 @@ def test_every_divisor_is_listed_once_in_order() -> None:
     assert steps == [1, 2, 3, 4, 6, 9, 12, 18, 36]
 
 
-@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
+_POSITIVE = ("strong_convexity", "smoothness", "gradient_bound", "initial_distance")
+_OR_ZERO = ("heterogeneity", "noise_constant", "growth")
+
+
 @pytest.mark.parametrize(
-    "field", ["strong_convexity", "smoothness", "gradient_bound", "initial_distance"]
+    ("field", "bad"),
+    [
+        *((field, bad) for field in _POSITIVE for bad in (0, -1, math.nan, math.inf)),
+        *((field, bad) for field in _OR_ZERO for bad in (-1, math.nan, math.inf)),
+        ("strong_convexity", 5.0),  # above the smoothness
+        ("growth", 2.5),
+        ("cohort", 5001),
+    ],
 )
-def test_positive_constants(field: str, bad: float) -> None:
-    with pytest.raises(ConfigError):
-        base(1e-2, 2, **{field: bad})
-
-
-@pytest.mark.parametrize("bad", [-1, math.nan, math.inf])
-@pytest.mark.parametrize("field", ["heterogeneity", "noise_constant", "growth"])
-def test_constants_that_may_be_zero(field: str, bad: float) -> None:
+def test_impossible_constants_are_refused_by_name(field: str, bad: float) -> None:
+    given = {"noise_constant": 1e-2, "growth": 2.0}
     with pytest.raises(ConfigError, match=field):
-        base(**{"noise_constant": 1e-2, "growth": 2.0, field: bad})
-    base(**{"noise_constant": 1e-2, "growth": 2.0, field: 0.0})
+        base(**{**given, field: bad})
+    if field in _OR_ZERO:
+        base(**{**given, field: 0.0})
 
 
-def test_impossible_settings() -> None:
-    with pytest.raises(ConfigError, match="strong_convexity = 5 is above smoothness = 4"):
-        base(1, 2, strong_convexity=5.0)
-    with pytest.raises(ConfigError, match="growth"):
-        base(1, 2.5)
-    with pytest.raises(ConfigError, match="cohort"):
-        base(1, 2, cohort=5001)
-    with pytest.raises(ConfigError, match="714 or 721"):
-        split(720, 7)
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"total_steps": 720, "local_steps": 7}, "local_steps"),
+        ({"total_steps": 720, "max_steps": 100}, "max_steps"),
+        ({"local_steps": 7, "max_steps": 6}, "max_steps"),
+        ({"max_steps": 10**7}, "max_steps"),
+        ({"max_steps": 10**12}, "max_steps"),
+        ({"total_steps": 10**15}, "total_steps"),
+    ],
+)
+def test_searches_that_cannot_be_are_refused_by_name(given: dict[str, int], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        advise(base(1, 2), **given)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.local_steps import local_steps, rates
-from fedveil.methods.parts.noise_placement import Bounded, RoundNoise
+from fedveil.methods.parts.noise_placement import Bounded, Drawn, RoundNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.correlated import ONE, CorrelatedGaussian
@@ -35,11 +35,16 @@ from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.sampling import FixedSize, Poisson, takes_part
 from fedveil.privacy.secure_sums.aggregation import COUNT
-from fedveil.run.sums import update_sum
+from fedveil.run.round import play_round
+from fedveil.run.run import Run
+from fedveil.run.sums import pipeline_in, update_sum
+from fedveil.training.client.batches import draw_batches
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import TrainedClients, UpdatePipeline, shape_rows
+from fedveil.training.engines.contract import Cohort
 from fedveil.training.engines.local_sgd import local_updates, shorten
 from fedveil.training.engines.records import Batch
+from fedveil_lab.audit.stand_ins import StandIns, on_release
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -71,25 +76,35 @@ class View:
     more: Mapping[str, Floats] = field(default_factory=dict)
 
     def scores(self) -> Scores:
-        loud, quiet = self._against_zero(self.loud), self._against_zero(self.quiet)
+        """Return the statistics of this view, one value for each game."""
+        loud, quiet = self.against_zero(self.loud), self.against_zero(self.quiet)
         found = {"sum": self.seen * ((self.loud - self.quiet) / self.noise**2)}
-        found["likelihood"] = self._mixed(loud) - self._mixed(quiet)
+        found["likelihood"] = self.mixed(loud) - self.mixed(quiet)
         if self.read is not None:
             found["cohort"] = np.where(self.read, loud - quiet, 0.0)
         if self.bits is not None:
             found["bits"] = self.bits
         return found | dict(self.more)
 
-    def _against_zero(self, mean: float) -> Floats:
+    def against_zero(self, mean: float) -> Floats:
+        """Return the log-likelihood ratio of noise around `mean` and noise around zero."""
         if self.laplace:
             ratio: Floats = (np.abs(self.seen) - np.abs(self.seen - mean)) / self.noise
             return ratio
         return (self.seen * mean - mean**2 / 2) / self.noise**2
 
-    def _mixed(self, ratio: Floats) -> Floats:
+    def mixed(self, ratio: Floats) -> Floats:
+        """Return the same ratio if the mean is there with probability `rate` only."""
         if self.rate == 1:
             return ratio
         return np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + ratio)
+
+
+def _with_one_coin(views: Sequence[View]) -> Floats:
+    """Return the log-likelihood ratio of views if one coin decided of all of them."""
+    loud = np.sum([view.against_zero(view.loud) for view in views], axis=0)
+    quiet = np.sum([view.against_zero(view.quiet) for view in views], axis=0)
+    return views[0].mixed(loud) - views[0].mixed(quiet)
 
 
 class Players:
@@ -117,7 +132,7 @@ class Players:
     def shaped(
         self, updates: Tensor, pipeline: UpdatePipeline, number: int, randomness: Randomness
     ) -> Tensor:
-        """What leaves the canary's client."""
+        """Return what leaves the canary's client for these updates `[1, parameters]`."""
         sizes = np.array([self.plan.federation.sizes[self.canary]])
         senders = TrainedClients(self.honest[:1], sizes, self.plan.start, number, randomness)
         return shape_rows(updates, pipeline, self.plan.layout, senders).total
@@ -270,25 +285,25 @@ class ClientGame:
         for game in range(games):
             randomness = Randomness(seed * 2**20 + game)
             for number in at.numbers:
+                if sampling.coin_rate < 1:  # what the others' coins add is known, and taken off
+                    included[game, number] = sampling.coin(randomness, number, at.canary)
+                    continue
                 stream = randomness.stream("cohort", number)
                 cohort = sampling.draw(number, stream, at.plan.federation.clients)
-                if sampling.coin_rate < 1:
-                    tossed = [sampling.coin(randomness, number, int(one)) for one in cohort]
-                    cohort = cohort[tossed]
                 included[game, number] = (cohort == at.canary).any()
                 others[game, number] = len(cohort) - included[game, number]
         return included, others
 
 
 class _Steps:
-    """Local steps in which nothing but the canary has a gradient: in the last `uses` of them.
+    """The local steps of one client in which nothing but the canary has a gradient.
 
     Notes the weights at which gradients were asked for.
     """
 
-    def __init__(self, gradient: Tensor, steps: int, uses: int) -> None:
-        self.steps, self.active = np.array([steps]), [1] * steps
-        self._gradient, self._first, self.asked = gradient, steps - uses, list[Tensor]()
+    def __init__(self, gradients: Tensor) -> None:
+        self.steps, self.active = np.array([len(gradients)]), [1] * len(gradients)
+        self.gradients, self.asked = gradients, list[Tensor]()
 
     def __len__(self) -> int:
         return 1
@@ -300,20 +315,23 @@ class _Steps:
         self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
         self.asked.append(weights.clone())
-        late = len(self.asked) > self._first
-        return self._gradient[None] / denominator if late else 0 * weights, torch.zeros(1)
+        return self.gradients[len(self.asked) - 1][None] / denominator, torch.zeros(1)
 
 
 class RecordGame:
-    """One record whose gradient is at the clip, on noisy gradients or on the sum of uploads."""
+    """One record whose gradient is at the clip, on noisy gradients or on the sum of uploads.
+
+    With secret batches the canary is in a step by the coin that the program tosses for it: every
+    game is a record of the client, with a coin of its own.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._at, clip = Players(plan), plan.local.gradient_clip
         if clip is None:
             raise ConfigError("audit: gradients are not clipped")
         self._clip = Clip(clip.norm, clip.order)
-        self._alone = self._at.guarantee.trust is Trust.LOCAL
         self._one = clip.norm / float(plan.local.batch_size or 1)
+        self._noise = self._one * self._at.context.noise_multiplier
         self.most = min(1000, plan.layout.size)  # uploads have room for so many loud coordinates
         self.not_tried: tuple[str, ...] = (
             "how engines compute and clip gradients, beyond the probes",
@@ -325,40 +343,65 @@ class RecordGame:
         loud = torch.tensor([[_LOUD * self._clip.norm]])
         shorten(loud, self._clip)
         sent = torch.from_numpy(np.where(there, 1.0, self._at.other)).float() * loud[0]
-        see = self._gradients if self._alone else self._upload
+        see = self._gradients if self._at.guarantee.trust is Trust.LOCAL else self._upload
+        rate = self._at.plan.local.batch_rate or 1.0
         for turn, number in enumerate(self._at.numbers):
-            sign = (-1) ** turn
-            for view in see(sign * sent, number, Randomness(seed)):
-                yield replace(view, seen=sign * view.seen)
+            sign, randomness = (-1) ** turn, Randomness(seed)
+            entered = self._steps(len(there), number, randomness) * sign * sent
+            steps = [
+                replace(view, seen=sign * view.seen, rate=rate)
+                for view in see(entered, number, randomness)
+            ]
+            if rate < 1 and len(steps) > 1:
+                steps[-1] = replace(steps[-1], more={"one coin": _with_one_coin(steps)})
+            yield from steps
 
-    def _gradients(self, gradient: Tensor, number: int, randomness: Randomness) -> Iterator[View]:
-        """Each noisy gradient, as the proof for a client alone shows them all."""
+    def _steps(self, games: int, number: int, randomness: Randomness) -> Tensor:
+        """Return in which local steps each game's canary is, `[steps, games]`.
+
+        In those of its coins; without secret batches in the last ones that may use it.
+        """
+        counts, rule = local_steps(self._at.context), self._at.plan.local
+        entered = torch.zeros(counts.most, games)
+        if rule.batch_rate is None:
+            entered[counts.most - counts.uses :] = 1.0
+            return entered
+        drawn = draw_batches(self._at.honest[:1], np.array([games]), rule, number, randomness)
+        for step, (places, real) in enumerate(zip(drawn.positions[0], drawn.mask[0], strict=True)):
+            entered[step, places[real]] = 1.0
+        return entered
+
+    def _gradients(self, gradients: Tensor, number: int, randomness: Randomness) -> Iterator[View]:
+        """Yield every noisy gradient: the proof for a single client shows them all."""
         rule = replace(self._at.plan.local, weight_decay=0.0, penalty=0.0)  # they follow the noise
         rule = replace(rule, momentum=0.0, projection_radius=None)
-        uses = local_steps(self._at.context).uses
-        steps = _Steps(gradient, uses, uses)
-        end = self._walk(steps, rule, [1.0] * uses, self._at.canary, number, randomness)
+        if rule.batch_rate is None:
+            gradients = gradients[-local_steps(self._at.context).uses :]
+        steps = _Steps(gradients)
+        end = self._walk(steps, rule, [1.0] * len(gradients), self._at.canary, number, randomness)
         for before, after in itertools.pairwise([*steps.asked, end]):
             seen = (before - after)[0].double().numpy()
-            yield View(seen, self._one, self._at.other * self._one, rule.gradient_noise)
+            yield View(seen, self._one, self._at.other * self._one, self._noise)
 
-    def _upload(self, gradient: Tensor, number: int, randomness: Randomness) -> Iterator[View]:
-        """The sum of uploads, the other clients' earlier noise known."""
+    def _upload(self, gradients: Tensor, number: int, randomness: Randomness) -> Iterator[View]:
+        """Yield the released sum of uploads; noise of others before the last step is known."""
         at, rule, count = self._at, self._at.plan.local, local_steps(self._at.context)
         pace = rates(at.context, number)
-        steps = _Steps(gradient, count.most, count.uses)
-        moved = self._walk(steps, rule, pace, at.canary, number, randomness)
+        moved = self._walk(_Steps(gradients), rule, pace, at.canary, number, randomness)
         sent = update_sum(at.plan, number, at.honest, randomness, {})
-        if sent.integers is None:
+        if at.noise.drawn is Drawn.BY_SERVER:
+            row = at.shaped(moved, sent.pipeline, number, randomness)
+            released = sent.protect(row, at.honest).double().numpy()
+        elif sent.integers is None:
             for client in map(int, at.honest[1:]):
-                silent = _Steps(0 * gradient, 1, 1)
+                silent = _Steps(0 * gradients[:1])
                 moved += self._walk(silent, rule, pace[-1:], client, number, randomness)
             released = moved[0].double().numpy()
         else:
-            row = at.shaped(moved, sent.pipeline, number, randomness).numpy()
-            released = sent.integers.values(sent.integers.noisy_sum(row, sent.streams()))
+            row = at.shaped(moved, sent.pipeline, number, randomness)
+            released = sent.integers.values(sent.integers.noisy_sum(row.numpy(), sent.streams()))
         one = math.fsum(pace[-count.uses :]) * self._one
-        noise = pace[-1] * rule.gradient_noise * math.sqrt(len(at.honest))
+        noise = pace[-1] * self._noise * math.sqrt(len(at.honest))
         yield View(-released, one, at.other * one, noise)
 
     @staticmethod
@@ -370,14 +413,86 @@ class RecordGame:
         number: int,
         randomness: Randomness,
     ) -> Tensor:
-        start = torch.zeros(len(steps._gradient))
+        start = torch.zeros(steps.gradients.shape[1])
         streams = [randomness.stream("gradient-noise", number, client)]
         return local_updates(start, steps, rule, pace, steps, streams)[0]
 
 
+class WholeRuns:
+    """The game of a client, played by whole training runs: engine, cohorts, sums and noise.
+
+    One client is the canary and sends a direction of its own; all others train. What they send is
+    known to the adversary, and subtracted from every release where it is a plain sum. Each game is
+    a run, so that this is for short runs of small models; `ClientGame` is thousands of times
+    cheaper.
+    """
+
+    most = 20  # games in one call
+    not_tried: tuple[str, ...] = ("the view of somebody who knows single noise shares",)
+
+    def __init__(self, plan: Plan) -> None:
+        self._at = at = Players(plan)
+        known = at.guarantee.unit is Unit.CLIENT and at.guarantee.trust is not Trust.LOCAL
+        if not known or plan.method.voting is not None:
+            raise ConfigError("--whole-runs: only of clients whose updates are summed")
+        drawn = torch.randn(plan.layout.size, generator=torch.Generator().manual_seed(0))
+        self._direction = drawn / torch.linalg.vector_norm(drawn)
+
+    def views(self, seed: int, there: Bools) -> Iterator[View]:
+        """Play one game for each entry of `there`; what is seen, round by round."""
+        at, sampling = self._at, self._at.plan.sampling
+        seen = [self._played(seed * 2**20 + game, bool(it)) for game, it in enumerate(there)]
+        clip = (at.plan.pipeline.clip or at.context.clip).norm
+        laplace = isinstance(at.release.mechanism, Laplace)
+        rate = sampling.coin_rate
+        if at.release.amplified:
+            rate = sampling.expected_cohort / at.context.clients
+        noise = at.context.noise_multiplier * clip
+        for column in np.array(seen).T:
+            yield View(column, clip, at.other * clip, noise, laplace, rate)
+
+    def _played(self, seed: int, there: bool) -> list[float]:
+        """Return how far each release leans towards the canary, beyond what the others sent."""
+        at, leans = self._at, np.zeros(self._at.plan.method.rounds)
+        plan = replace(at.plan, seed=seed)
+        run = Run(plan, every=10**9)
+        # It turns round from round to round, so that noise which is used twice cancels.
+        signs = {number: (-1) ** turn for turn, number in enumerate(at.numbers)}
+
+        def send(clients: Cohort, number: int, shape: UpdatePipeline) -> tuple[Tensor, None]:
+            loud = _LOUD * (1.0 if shape.clip is None else shape.clip.norm)
+            way = signs.get(number, 0) * loud * (1.0 if there else at.other)
+            return (way * self._direction).repeat(len(clients), 1), None
+
+        train = np.arange(plan.federation.clients) != at.canary
+        run.engine = engine = StandIns(run, train, send)
+
+        def note(private: Tensor) -> Tensor:
+            number = run.state.rounds
+            if len(private) == plan.layout.size:  # not the count of a tracked clip
+                shape = pipeline_in(plan, number, run.state.optimizer)
+                heard = private.double()
+                if engine.others is not None and shape.rotation is None:
+                    heard = heard - (shape.granularity or 1.0) * engine.others.double()
+                leans[number] = signs.get(number, 0) * float(self._direction.double() @ heard)
+            return private
+
+        on_release(run, note)
+        try:
+            while run.rounds_left > 0:
+                play_round(run, last=False)
+        finally:
+            run.close()
+        return [float(leans[number]) for number in at.numbers]
+
+
 def game_of(plan: Plan) -> Game:
-    """The game that this plan's guarantee is about; refuses what cannot be played yet."""
+    """Return the game that this plan's guarantee is about; refuse what cannot be played yet."""
     guarantee, noise = plan.guarantee, plan.noise
+    if guarantee is not None and guarantee.unit is Unit.PERSON:
+        raise ConfigError(
+            "audit: guarantees for persons are not audited yet. Audit the recipe for unit record."
+        )
     if noise is not None and noise.bounded is Bounded.GRADIENT:
         return RecordGame(plan)
     if guarantee is not None and guarantee.unit is not Unit.CLIENT:
@@ -397,7 +512,7 @@ class Game(Protocol):
 
 
 def play(game: Game, seed: int, there: Bools) -> Scores:
-    """Every statistic over all rounds, one value for each game."""
+    """Return every statistic summed over all rounds, one value for each game."""
     total: Scores = {}
     for view in game.views(seed, there):
         for name, score in view.scores().items():

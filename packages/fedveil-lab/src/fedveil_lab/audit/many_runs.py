@@ -30,8 +30,7 @@ from fedveil_lab.audit.bounds import (
     gaussian_separation,
     refuted_epsilon,
 )
-from fedveil_lab.audit.games import Floats, Game, Scores, game_of, play
-from fedveil_lab.audit.whole_runs import WholeRuns
+from fedveil_lab.audit.games import Floats, Game, Scores, WholeRuns, game_of, play
 
 _POINTS = 400  # thresholds that are tried
 _LEAST = 200  # games without which nothing is said

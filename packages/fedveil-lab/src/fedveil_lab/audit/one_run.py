@@ -98,6 +98,10 @@ def one_run(
     guarantee = plan.guarantee
     if guarantee is None or plan.method.voting is not None or plan.federation.task is Task.SEQUENCE:
         raise ConfigError("audit: one-run audits are for updates by examples that are no texts")
+    if guarantee.unit is Unit.PERSON:
+        raise ConfigError(
+            "audit: guarantees for persons are not audited yet. Audit the recipe for unit record."
+        )
     began = time.monotonic()
     chance = np.random.default_rng([seed, 1])
     make = _Clients if guarantee.unit is Unit.CLIENT else _Records
@@ -167,7 +171,7 @@ class _Clients:
 
 
 class _Records:
-    """Rows that are replaced by random ones, or by their opposites.
+    """Rows that are replaced by random ones; in the other world by their opposites, or left out.
 
     The adversary compares every release with what their clipped gradients would be at the weights
     of its round.
@@ -180,19 +184,22 @@ class _Records:
         rows = np.sort(chance.choice(len(train), count, replace=False))
         self.there = chance.random(count) < 0.5
         inputs, targets = np.array(train.inputs), np.array(train.targets)
-        worlds = []
         loud = chance.choice([-1, 1], (count, *inputs.shape[1:]))
         # One label in both worlds: then gradients are opposite as long as the model knows nothing.
-        own = np.arange(count) % plan.federation.codes if plan.federation.codes else _LOUD
-        targets[rows] = np.reshape(own, (-1, *[1] * (targets.ndim - 1)))
-        for way in (1, -1):
-            own, took = _extreme(way * loud, inputs), self.there == (way == 1)
-            inputs[rows[took]] = own[took]
-            worlds.append(torch.from_numpy(plan.federation.model_inputs(own)))
-        self._seen, self._labels = torch.cat(worlds), torch.from_numpy(targets[[*rows, *rows]])
-        usable = None if train.usable is None else train.usable | np.isin(range(len(train)), rows)
+        label = np.arange(count) % plan.federation.codes if plan.federation.codes else _LOUD
+        targets[rows] = np.reshape(label, (-1, *[1] * (targets.ndim - 1)))
+        replaced = plan.guarantee is not None and plan.guarantee.adjacency is Adjacency.REPLACE
+        worlds = [_extreme(way * loud, inputs) for way in ((1, -1) if replaced else (1,))]
+        inputs[rows] = worlds[0]
+        inputs[rows[~self.there]] = worlds[-1][~self.there]
+        usable = np.ones(len(train), np.bool_) if train.usable is None else train.usable.copy()
+        usable[rows] = replaced | self.there  # a row that is left out has no gradient
+        self._seen = torch.from_numpy(plan.federation.model_inputs(np.concatenate(worlds)))
+        self._labels = torch.from_numpy(np.concatenate([targets[rows]] * len(worlds)))
         examples = Examples(inputs, targets, usable)
-        federation = replace(plan.federation, train=examples, verified=True)
+        federation = replace(
+            plan.federation, train=examples, records_per_person=None, verified=True
+        )
         self.plan, self._local = replace(plan, federation=federation), plan.local
         self._first: Tensor | None = None
         self._heard = np.zeros(count)
@@ -222,8 +229,8 @@ class _Records:
         rows: Tensor = gradients(weights, self._seen, self._labels).nan_to_num(0.0, 0.0, 0.0)
         if clip is not None:
             clip_rows(rows, Clip(clip.norm, clip.order), in_place=True)
-        worlds = rows.double().view(2, len(self.there), -1)
-        return worlds[1] - worlds[0]
+        worlds = rows.double().view(-1, len(self.there), rows.shape[1])
+        return worlds[1] - worlds[0] if len(worlds) > 1 else -worlds[0]
 
 
 def _enough(count: int) -> int:

@@ -6,13 +6,18 @@ level: one record of a client is replaced by another, of any label and with inpu
 numbers get, the client takes one step in the run's own engine, and the two updates must be no
 further apart than what is accounted. Afterwards: two rounds are played by the run's own code with
 different updates and the same releases; all that is stored must be the same, bit for bit. In none
-of them is a record of the federation looked at.
+of them is a record of the federation looked at. Tables: one client's rows must not move another's,
+for hold-outs and caps are drawn client by client.
 """
 
 from __future__ import annotations
 
+import csv
 import math
+import tempfile
+from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +30,8 @@ from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.methods.parts.local_steps import rates
 from fedveil.methods.parts.noise_placement import Bounded
+from fedveil.methods.recipes.sections import DataSection
+from fedveil.planning.assemble import federation_of
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
@@ -40,6 +47,7 @@ _ROUNDING = 1e-5  # float32 norms of many numbers are off by less
 _HUGE = 3e38  # near the largest float32
 _RECORDS = 8  # of the client whose record is replaced
 _LABELS = 10  # that the other record may have
+_DEALT = "half of one client's rows taken away: other clients whose training rows change"
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ class Probe:
 
 
 def probes(plan: Plan) -> tuple[Probe, ...]:
-    """All probes that this plan has an answer to."""
-    if plan.noise is None or plan.guarantee is None:
+    """Run all probes that apply to a plan."""
+    if plan.noise is None or plan.guarantee is None or plan.guarantee.unit is Unit.PERSON:
         return ()
     if plan.noise.bounded is Bounded.GRADIENT:
         return (*_of_records(plan), *_of_releases(plan))
@@ -105,7 +113,7 @@ def _of_updates(plan: Plan) -> tuple[Probe, ...]:
 
 
 def _longest(plan: Plan, shape: UpdatePipeline, clip: float) -> float:
-    """The norm that is accounted: rounding at random has one of its own."""
+    """Return the norm that is accounted: random rounding has one of its own."""
     mechanism = plan.releases(plan.method.rounds)[0].mechanism
     if isinstance(mechanism, DiscreteGaussianSum):
         return mechanism.grid_sensitivity()[0] * mechanism.granularity
@@ -113,12 +121,14 @@ def _longest(plan: Plan, shape: UpdatePipeline, clip: float) -> float:
 
 
 def _of_records(plan: Plan) -> tuple[Probe, ...]:
-    """One step on few records, of which one is replaced."""
+    """Replace one of a few records, and compare the two updates of one step."""
     clip, batch, context = plan.local.gradient_clip, plan.local.batch_size, plan.context
     if clip is None or batch is None or context is None or plan.federation.task is Task.SEQUENCE:
         return ()
     rule = replace(plan.local, steps=1, epochs=None, gradient_noise=0.0, gradient_grid=None)
     rule = replace(rule, batch_size=min(batch, _RECORDS), weight_decay=0.0, penalty=0.0)
+    if rule.batch_rate is not None:
+        rule = replace(rule, batch_rate=1.0)  # the replaced record is in the batch for sure
     allowed = 2 * clip.norm / (rule.batch_size or 1) * rates(context, 0)[0]
     inputs, targets = _made_up(plan.federation)
     shape = inputs.shape[1:]
@@ -148,7 +158,7 @@ def _of_records(plan: Plan) -> tuple[Probe, ...]:
 
 
 def _made_up(like: Federation) -> tuple[Array, Array]:
-    """Records like a federation's. Its own are not looked at: what is reached is written down."""
+    """Return made-up records: what probes reach is written down, so no real one is used."""
     draw = np.random.default_rng(0)
     inputs = draw.normal(size=(_RECORDS, *like.input_shape)).astype(np.float32)
     if like.task is Task.REGRESSION:
@@ -181,7 +191,7 @@ def _one_step(
 
 
 def _of_releases(plan: Plan) -> tuple[Probe, ...]:
-    """Rounds in which all clients send something else, and the same is released."""
+    """Play rounds in which all clients send something else and the same is released."""
     released: list[Tensor] = []
     one, other = (_stored(plan, way, released) for way in (1.0, -1.0))
     apart = sum(
@@ -216,3 +226,46 @@ def _stored(plan: Plan, way: float, released: list[Tensor]) -> dict[str, Tensor]
         return {"weights": run.state.weights, **run.state.optimizer}
     finally:
         run.close()
+
+
+def dealing(data: DataSection, federation: Federation) -> tuple[Probe, ...]:
+    """Load the table again without half of its largest client's rows; all others must not move.
+
+    For CSV files with a schema and a client column: without a schema, statistics of all rows are
+    in everybody's, and the guarantee says so.
+    """
+    file = data.file
+    named = data.client_column is not None and data.schema is not None
+    if file is None or not named or Path(file).suffix.lower() != ".csv":
+        return ()
+    with Path(file).open(newline="", encoding="utf-8") as stream:
+        head, *rows = list(csv.reader(stream))
+    column = head.index(str(data.client_column))
+    (owner, count), *others = Counter(row[column] for row in rows).most_common()
+    if count < 4 or not others:
+        return ()
+    places = [place for place, row in enumerate(rows) if row[column] == owner]
+    gone = set(places[: count // 2])
+    with tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder) / "table.csv"
+        with changed.open("w", newline="", encoding="utf-8") as stream:
+            kept = (row for place, row in enumerate(rows) if place not in gone)
+            csv.writer(stream).writerows([head, *kept])
+        neighbour = federation_of(replace(data, file=str(changed)))
+    before, after = _rows_of(federation), _rows_of(neighbour)
+    moved = sum(before.get(name) != after.get(name) for name in set(before) | set(after))
+    own = int(before.get(owner) != after.get(owner))
+    return (Probe(_DEALT, float(moved - own), 0.0),)
+
+
+def _rows_of(federation: Federation) -> dict[str, bytes]:
+    """Return the bytes of each client's training rows by its name."""
+    if federation.owners is None:
+        return {}
+    inputs, targets = federation.train.inputs, federation.train.targets
+    return {
+        str(name): inputs[begin:end].tobytes() + targets[begin:end].tobytes()
+        for name, begin, end in zip(
+            federation.owners, federation.offsets[:-1], federation.offsets[1:], strict=True
+        )
+    }

@@ -31,7 +31,7 @@ _OPTIONS: console.Options = {
     "--runs N": (int, "models to train for membership inference (64)", 64),
     "--seed": (int, "of all randomness (0)", 0),
     "--time SECONDS": (float, "stop training models about then", math.inf),
-    "--out DIR": (Path, "where pictures, page and figures go (attack-NAME, or in the run)"),
+    "--out DIR": (Path, "where pictures and figures go (attack-NAME, or in the run)"),
     "--quiet": (bool, "no progress, only the result"),
 }
 
@@ -115,7 +115,7 @@ def _promise(name: str, found: Attack) -> str:
 
 
 def _write(found: Attack, name: str, folder: Path) -> list[Path]:
-    from fedveil_lab.audit.attack.pictures import is_image, page, poster, roc, sheet
+    from fedveil_lab.audit.attack.pictures import is_image, poster, roc, sheet
 
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {}
@@ -131,8 +131,7 @@ def _write(found: Attack, name: str, folder: Path) -> list[Path]:
     for title, picture in pictures.items():
         written.append(folder / f"{title}.png")
         written[-1].write_bytes(picture)
-    written += [folder / "attack.html", folder / "attack.json"]
-    written[-2].write_text(page(found, pictures, name), encoding="utf-8")
+    written.append(folder / "attack.json")
     document = json.dumps(console.plain(found.to_dict()), indent=2)
     written[-1].write_text(document + "\n", encoding="utf-8")
     return written
@@ -148,15 +147,11 @@ def _show(found: Attack, written: list[Path]) -> None:
         title = f"Records back from uploads ({made.attack})"
         columns = ("what is seen", "correlation", f"found among {made.candidates:,}")
         console.table(title, columns, rows)
-    if found.labels:
-        named = [(one.view, f"{one.right} of {one.victims}") for one in found.labels]
-        blind = f"a blind guess: {found.labels[0].by_chance:.0%}"
-        console.table(f"Most common label of a client ({blind})", ("what is seen", "right"), named)
-    if found.properties:
-        told = [(one.view, f"{one.right} of {one.victims}") for one in found.properties]
-        first = found.properties[0]
-        title = f"Is {first.what} above the median? (a blind guess: {first.by_chance:.0%})"
-        console.table(title, ("what is seen", "right"), told)
+    for guesses in (found.labels, found.properties):
+        if guesses:
+            told = [(one.view, f"{one.right} of {one.victims}") for one in guesses]
+            title = f"{guesses[0].what} (a blind guess: {guesses[0].by_chance:.0%})"
+            console.table(title, ("what is seen", "right"), told)
     if found.membership is not None:
         members = found.membership
         points = [

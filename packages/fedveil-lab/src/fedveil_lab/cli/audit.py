@@ -42,7 +42,7 @@ def execute(args: argparse.Namespace) -> int:
 
     from fedveil.planning.assemble import federation_of, plan_of
     from fedveil_lab.audit.audit import audit
-    from fedveil_lab.audit.dealing import dealing
+    from fedveil_lab.audit.probes import dealing
 
     recipe = recipe_of(args.recipe, args.set)
     if not args.time > 0:

@@ -4,10 +4,10 @@
 
 claims/        the papers' formulas as printed, never certified, beside what holds instead
 case.py        one training run, decided to the last number
-run_case.py    runs it and writes down what was seen
+run_case.py    runs it and writes down what was seen, and what it costs: claimed and proved
 experiment.py  a page: the paper's setting, our differences, the grid of cases, how to show them
-runner.py      runs what is missing of a page, or stale: today's data or training differ
-summary.py     means and deviations over seeds, beside the paper's number and both epsilons
-writing.py     results/NAME.json and NAME.md;  pictures.py  NAME.png
+runs.py        runs what is missing of a page, or stale; means and deviations over seeds
+findings.py    what comes out, in sentences
+writing.py     results/NAME.json and NAME.md;  charts.py  NAME.png
 pages/         the papers' experiments
 """

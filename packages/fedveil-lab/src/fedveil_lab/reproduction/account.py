@@ -76,29 +76,21 @@ def _fu(args: argparse.Namespace) -> tuple[Claim, Proved]:
     from fedveil.privacy.sampling import RoundRobin
     from fedveil_lab.reproduction.claims import fu
 
-    sampling = RoundRobin(_need(args, "clients"), _need(args, "cohort"))
-    rounds, delta = _need(args, "rounds"), _need(args, "delta")
-    average = fu.paper_fu_participations(
-        clients=sampling.clients, cohort=sampling.cohort, rounds=rounds
-    ).value
-    mechanism = described.mechanism_of(args)
+    clients, cohort, rounds, delta = _need(args, "clients", "cohort", "rounds", "delta")
+    turns = fu.paper_fu_participations(clients=clients, cohort=cohort, rounds=rounds).value
+    mechanism, sampling = described.mechanism_of(args), RoundRobin(clients, cohort)
     if described.mechanism_kind(args) == "laplace":
-        claimed = fu.paper_fu_laplace_epsilon(
-            noise_multiplier=_need(args, "scale_multiplier"), participations=average
-        )
+        (scale,) = _need(args, "scale_multiplier")
+        claimed = fu.paper_fu_laplace_epsilon(noise_multiplier=scale, participations=turns)
     else:
+        (noise,) = _need(args, "noise_multiplier")
         claimed = fu.paper_fu_gaussian_epsilon(
-            noise_multiplier=_need(args, "noise_multiplier"),
-            participations=average,
-            delta=delta,
-            c2=args.c2,
+            noise_multiplier=noise, participations=turns, delta=delta, c2=args.c2
         )
-    adjacencies = ("replace", "zero-out")
-    rows = [
+    return claimed, [
         _row(f"local, {one}", args, mechanism, sampling, "client", one, "local")
-        for one in adjacencies
+        for one in ("replace", "zero-out")
     ]
-    return claimed, rows
 
 
 def _hu(args: argparse.Namespace) -> tuple[Claim, Proved]:
@@ -107,27 +99,25 @@ def _hu(args: argparse.Namespace) -> tuple[Claim, Proved]:
     from fedveil.privacy.sampling import Balanced
     from fedveil_lab.reproduction.claims import hu
 
-    rounds, delta = _need(args, "rounds"), _need(args, "delta")
-    sampling = Balanced(_need(args, "clients"), _need(args, "cohort"), rounds)
-    steps, batch = _need(args, "local_steps"), _need(args, "batch_size")
-    records, clip = _need(args, "records"), _need(args, "clip_norm")
-    std = _need(args, "gradient_std")
+    clients, cohort, rounds, delta = _need(args, "clients", "cohort", "rounds", "delta")
+    steps, batch, records = _need(args, "local_steps", "batch_size", "records")
+    clip, std = _need(args, "clip_norm", "gradient_std")
     claimed = hu.paper_hu_epsilon(
         delta=delta,
-        participations=sampling.cohort * rounds / sampling.clients,  # the mean, as the paper does
+        participations=cohort * rounds / clients,  # the mean, as the paper does
         local_steps=steps,
         gradient_bound=clip,
-        cohort=sampling.cohort,
+        cohort=cohort,
         records=records,
         batch_size=batch,
         noise_std=std,
     )
     uses = record_uses(local_steps=steps, records=records, batch_size=batch)
-    mechanism = NoisyGradients(clip, batch, std, steps, uses, shares=sampling.cohort)
-    arguments = (args, mechanism, sampling, "record", "replace")
+    mechanism = NoisyGradients(clip, batch, std, steps, uses, shares=cohort)
+    rest = (args, mechanism, Balanced(clients, cohort, rounds), "record", "replace")
     return claimed, [
-        _row("any model, undivided", *arguments, "local"),
-        _row(f"divided by the shares, {steps} local steps", *arguments, "distributed"),
+        _row("any model, undivided", *rest, "local"),
+        _row(f"divided by the shares, {steps} local steps", *rest, "distributed"),
     ]
 
 
@@ -137,27 +127,22 @@ def _liang(args: argparse.Namespace) -> tuple[Claim, Proved]:
     from fedveil.privacy.sampling import FixedSize, Poisson
     from fedveil_lab.reproduction.claims import liang
 
-    clients, noise = _need(args, "clients"), _need(args, "noise_multiplier")
-    cohort = args.cohort if args.cohort is not None else round(_need(args, "rate") * clients)
+    clients, noise, rounds, delta = _need(args, "clients", "noise_multiplier", "rounds", "delta")
+    cohort = args.cohort if args.cohort is not None else round(_need(args, "rate")[0] * clients)
     kind = args.sampling or "fixed"
     claimed = liang.paper_liang_epsilon(
-        noise_multiplier=noise,
-        clients=clients,
-        cohort=cohort,
-        rounds=_need(args, "rounds"),
-        delta=_need(args, "delta"),
+        noise_multiplier=noise, clients=clients, cohort=cohort, rounds=rounds, delta=delta,
         sampling=kind,
-    )
-    if kind == "poisson":
-        sampling = Poisson(cohort / clients, clients)
-        rows = [_row("noise z*G on the sum", args, Gaussian(noise), sampling, "client", "zero-out")]
-    else:
-        fixed = FixedSize(clients, cohort)
-        rows = [
-            _row("noise z*G on the sum", args, Gaussian(noise), fixed, "client", "replace"),
-            _row("noise 2z*G on the sum", args, Gaussian(2 * noise), fixed, "client", "replace"),
-        ]
-    return claimed, rows
+    )  # fmt: skip
+    fixed = kind != "poisson"
+    sampling = FixedSize(clients, cohort) if fixed else Poisson(cohort / clients, clients)
+    return claimed, [
+        _row(
+            f"noise {'' if times == 1 else times}z*G on the sum", args, Gaussian(times * noise),
+            sampling, "client", "replace" if fixed else "zero-out",
+        )
+        for times in ((1, 2) if fixed else (1,))
+    ]  # fmt: skip
 
 
 def _cheng(args: argparse.Namespace) -> tuple[Claim, Proved]:
@@ -166,33 +151,24 @@ def _cheng(args: argparse.Namespace) -> tuple[Claim, Proved]:
     from fedveil.privacy.sampling import FixedSize, Poisson
     from fedveil_lab.reproduction.claims import cheng
 
-    clients, noise, rounds = (
-        _need(args, name) for name in ("clients", "noise_multiplier", "rounds")
-    )
-    rate = args.rate if args.rate is not None else _need(args, "cohort") / clients
+    clients, noise, rounds, delta = _need(args, "clients", "noise_multiplier", "rounds", "delta")
+    rate = args.rate if args.rate is not None else _need(args, "cohort")[0] / clients
     claimed = cheng.paper_cheng_epsilon(
-        noise_multiplier=noise,
-        delta=_need(args, "delta"),
-        clients=clients,
-        cohort=rate * clients,
-        rounds=rounds,
+        noise_multiplier=noise, delta=delta, clients=clients, cohort=rate * clients, rounds=rounds,
         c2=args.c2,
-    )
+    )  # fmt: skip
     secret, mechanism = Poisson(rate, clients), Gaussian(noise)
     average, shares = math.ceil(rate * rounds), max(1, math.floor(rate * clients))
-    rows = [
-        _row("trusted aggregator, secret cohort", args, mechanism, secret, "client", "zero-out"),
+    seen = f"cohorts of {shares}, {average} participations (the mean) enforced"
+    unit = "client", "zero-out"
+    return claimed, [
+        _row("trusted aggregator, secret cohort", args, mechanism, secret, *unit),
         _row(
-            f"untrusted server, cohorts of {shares}, {average} participations (the mean) enforced",
-            args, mechanism, FixedSize(clients, shares), "client", "zero-out", "distributed",
-            average,
+            f"untrusted server, {seen}", args, mechanism, FixedSize(clients, shares), *unit,
+            "distributed", average,
         ),
-        _row(
-            "untrusted server, amplified",
-            args, mechanism, secret, "client", "zero-out", "distributed",
-        ),
+        _row("untrusted server, amplified", args, mechanism, secret, *unit, "distributed"),
     ]  # fmt: skip
-    return claimed, rows
 
 
 def _row(
@@ -205,28 +181,23 @@ def _row(
     trust: str = "central",
     participations: int | None = None,
 ) -> tuple[str, Guarantee | None, str]:
-    """One guarantee, or why there is none."""
+    """Return one guarantee, or why there is none."""
     from fedveil.core.units import Adjacency, Trust, Unit
     from fedveil.privacy.accounting import account
     from fedveil.privacy.releases import PrivacyModel, Release
 
-    privacy_model = PrivacyModel(
-        Unit(unit),
-        Adjacency(adjacency),
-        Trust(trust),
-        population=args.population,
-        colluders=args.colluders,
-        honest_shares=args.honest_shares,
-    )
+    given = {name: getattr(args, name) for name in ("population", "colluders", "honest_shares")}
+    model = PrivacyModel(Unit(unit), Adjacency(adjacency), Trust(trust), **given)
     release = Release(mechanism, sampling, args.rounds, participations=participations)
     try:
-        return what, account([release], privacy_model=privacy_model, delta=args.delta), ""
+        return what, account([release], privacy_model=model, delta=args.delta), ""
     except PrivacyRefusal as refusal:
         return what, None, str(refusal)
 
 
-def _need(args: argparse.Namespace, name: str) -> Any:
-    value = getattr(args, name)
-    if value is None:
-        raise ConfigError(f"--{name.replace('_', '-')}: --paper {args.paper} needs it")
-    return value
+def _need(args: argparse.Namespace, *names: str) -> tuple[Any, ...]:
+    """Return the values of these options, all of which must be there."""
+    for name in names:
+        if getattr(args, name) is None:
+            raise ConfigError(f"--{name.replace('_', '-')}: --paper {args.paper} needs it")
+    return tuple(getattr(args, name) for name in names)

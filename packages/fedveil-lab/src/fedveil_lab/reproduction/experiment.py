@@ -12,14 +12,11 @@ from importlib import import_module, resources
 from inspect import signature
 from itertools import product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedveil.core.errors import ConfigError
 from fedveil.report.store import Outcome
 from fedveil_lab.reproduction.case import Case, Label
-
-if TYPE_CHECKING:
-    from fedveil_lab.reproduction.summary import Row
 
 
 class Scale(StrEnum):
@@ -45,8 +42,7 @@ class Panel:
 
     `x` is a label (numbers, or words for marks without lines), or "round" for curves over a run.
     `y` is a figure of the outcome. `minus` names the line that is taken off every other, seed by
-    seed; bands are then standard errors. `ridges` shows the distribution of update norms instead,
-    one hill for every round that was looked at.
+    seed; bands are then standard errors.
     """
 
     title: str
@@ -59,14 +55,6 @@ class Panel:
     log_y: bool = False
     log_x: bool = False
     minus: Label | None = None
-    ridges: bool = False
-
-
-Finding = Callable[[Sequence["Row"]], Sequence[str]]
-
-
-def no_findings(rows: Sequence[Row]) -> Sequence[str]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -74,8 +62,10 @@ class Experiment:
     """One table or figure.
 
     `cases(scale)` is the grid of runs, `seeds` how often each is repeated at the two scales.
-    `metric` is the figure whose mean stands in the table, in `unit`. `findings` turns the finished
-    rows into sentences with numbers.
+    `metric` is the figure whose mean stands in the table, in `unit`. What comes out is told in
+    sentences (`findings`): rows that differ in the labels `compare` alone are held against the one
+    whose first of them is `base`, or the best and the worst are named; also each at its `best_of`
+    some label; `along` is a figure that is followed from round to round.
     """
 
     name: str  # as typed: liang-table-1
@@ -89,7 +79,10 @@ class Experiment:
     panels: tuple[Panel, ...]
     quick_seeds: int = 2
     full_seeds: int = 3
-    findings: Finding = no_findings
+    compare: tuple[str, ...] = ()
+    base: Label | None = None
+    best_of: str = ""
+    along: str = ""
     quick_minutes: float = 3.0  # on two cores; told by `list`
     full_minutes: float = 30.0
     run: Callable[..., Outcome] | None = None  # in place of a federated run, where there is none
@@ -149,13 +142,13 @@ def read_pages(name: str) -> Iterator[Experiment]:
                 differences=tuple(Difference(*one) for one in differences),
                 cases=partial(_cases, getattr(module, own.get("case", group)), own),
                 panels=tuple(_panels(page["panels"])),
-                findings=getattr(module, own["findings"]) if "findings" in own else no_findings,
+                compare=tuple(own.get("compare", ())),
                 run=getattr(module, own["run"]) if "run" in own else None,
             )
 
 
 _PLAIN = (
-    *("name", "paper", "title", "metric", "unit", "reading"),
+    *("name", "paper", "title", "metric", "unit", "reading", "base", "best_of", "along"),
     *("quick_seeds", "full_seeds", "quick_minutes", "full_minutes"),
 )
 

@@ -1,4 +1,8 @@
-"""Runs one case with one seed, and writes down what was seen."""
+"""Runs one case with one seed, and writes down what was seen.
+
+Two papers use a delta at or above one over the number of protected units. A simulation may have it,
+to compare at equal delta: its epsilon is shown beside the paper's claim and promised to nobody.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,22 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.func import functional_call
 
+from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
+from fedveil.core.units import Arithmetic
+from fedveil.data.federation import Federation
 from fedveil.methods.parts.method import Method
 from fedveil.methods.registry import method_of
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.planning.recipe import Recipe, parse, with_defaults
 from fedveil.report.store import Outcome
 from fedveil.run.checkpoint import load_checkpoint, save_checkpoint
@@ -26,17 +35,16 @@ from fedveil.run.run import Run, Speed
 from fedveil.training.engines.batched import as_tensor
 from fedveil.training.models.losses import example_losses
 from fedveil.training.models.zoo import build
-from fedveil_lab.reproduction.budgets import planned
 from fedveil_lab.reproduction.case import (
     Case,
     Certified,
     Claimed,
     Data,
     Noise,
+    Without,
     federation_of,
     first_clients,
 )
-from fedveil_lab.reproduction.norms import NormRecorder
 from fedveil_lab.reproduction.together import drawn_together
 
 Tick = Callable[[float], None]  # called with the share of rounds that are done
@@ -53,8 +61,22 @@ _PROBE_AT_MOST = {
 _PROBE_TOLERANCE = 1e-4  # far above what processors differ by, far below a change of the training
 
 
+_NOTHING = 1e-12  # times the clip: noise that no figure shows
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run costs: what the paper says, and what is proved for the same noise."""
+
+    claimed: float | None
+    certified: float | None
+    delta: float | None
+    proof: str  # one line
+    noise_multiplier: float | None
+
+
 def recipe_of(case: Case, seed: int) -> Recipe:
-    """The recipe whose method and model a case trains."""
+    """Return the recipe whose method and model a case trains."""
     return with_defaults(parse({}, values={**dict(case.values), "seed": seed}))
 
 
@@ -87,22 +109,16 @@ def run_case(
         speed=Speed(recipe.engine.name, chunk=recipe.engine.chunk, processes=1),
         every=method.rounds,
     )
-    heard = NormRecorder(run.engine)
-    if "update_norms" in case.measures:
-        run.engine = heard
     watch = _Watch(run, case)
-    norms: dict[str, list[float]] = {}  # of the updates before clipping, by round
     halfway = _Halfway(kept, case.key(seed))
     try:
-        curve = halfway.resume(run, norms) or ([watch(None)] if case.every else [])
+        curve = halfway.resume(run) or ([watch(None)] if case.every else [])
         for report in run:
             tick(report.round_number / method.rounds)
             due = case.every and report.round_number % case.every == 0
-            if heard.norms and (due or report.round_number == method.rounds):
-                norms[str(report.round_number)] = heard.norms
             if due and report.round_number < method.rounds:
                 curve.append(watch(report))
-                halfway.keep(run, curve, norms)
+                halfway.keep(run, curve)
         final = watch(report)
     finally:
         run.close()
@@ -111,7 +127,6 @@ def run_case(
         "seed": seed,
         "final": final,
         "curve": [*curve, final],
-        **({"norms": norms} if norms else {}),
         "cost": asdict(cost),
         "probe": probe_of(case),
         "engine": run.choice.name,
@@ -169,27 +184,26 @@ def same_probe(one: float | None, other: float | None) -> bool:
 
 @dataclass(frozen=True)
 class _Halfway:
-    """A run that is not finished: its weights in one file, what was seen of it in another."""
+    """Stores an unfinished run: its weights in one file, its curve in another."""
 
     path: Path | None
     key: str
 
-    def keep(self, run: Run, curve: list[Seen], norms: dict[str, list[float]]) -> None:
+    def keep(self, run: Run, curve: list[Seen]) -> None:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # First what was seen: later rounds than the weights' are left out again.
-        write_atomically(self._seen, json.dumps({"curve": curve, "norms": norms}).encode())
+        write_atomically(self._seen, json.dumps(curve).encode())
         save_checkpoint(self.path, run.state, self.key, None, durable=False)
 
-    def resume(self, run: Run, norms: dict[str, list[float]]) -> list[Seen]:
-        """Go on with the run where it was kept; what had been seen of it."""
+    def resume(self, run: Run) -> list[Seen]:
+        """Restore the run where it was interrupted, and return its curve up to there."""
         if self.path is None or not self.path.exists():
             return []
         run.state = load_checkpoint(self.path, self.key)
-        seen, done = json.loads(self._seen.read_text(encoding="utf-8")), run.state.rounds
-        norms |= {at: found for at, found in seen["norms"].items() if int(at) <= done}
-        return [point for point in seen["curve"] if point["round"] <= done]
+        seen = json.loads(self._seen.read_text(encoding="utf-8"))
+        return [point for point in seen if point["round"] <= run.state.rounds]
 
     def forget(self) -> None:
         if self.path is not None:
@@ -241,12 +255,12 @@ def _figures(metrics: Metrics, prefix: str) -> dict[str, float | None]:
 
 
 def _number(value: float) -> float | None:
-    """JSON knows no infinity: a run that blew up says null."""
+    """Return six digits, or None for a run that diverged: JSON has no infinity."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _gradient_norm(run: Run) -> float:
-    """Norm of the gradient of the mean training loss, over all clients' examples."""
+    """Return the norm of the gradient of the mean training loss over all clients' examples."""
     plan = run.plan
     weights = run.state.weights.clone().requires_grad_()
     inputs = as_tensor(plan.federation.model_inputs(plan.federation.train.inputs))
@@ -255,3 +269,38 @@ def _gradient_norm(run: Run) -> float:
     loss = example_losses(plan.federation.task, outputs, targets).mean()
     (gradient,) = torch.autograd.grad(loss, weights)
     return float(gradient.norm())
+
+
+def _plan(
+    method: Method, federation: Federation, model: nn.Module, budget: Budget, seed: int
+) -> Plan:
+    """Plan a simulation in real numbers: grids and masks of protected runs change no figure."""
+    made = plan(
+        method, federation, model, budget=budget, seed=seed, arithmetic=Arithmetic.IDEALISED
+    )
+    return replace(made, secure_sums=None)
+
+
+def planned(
+    method: Method, federation: Federation, model: nn.Module, noise: Noise, seed: int
+) -> tuple[Plan, Cost]:
+    """Return the plan of a simulated run with this noise, and its cost at the noise's delta."""
+    if noise is None:
+        made = plan(method, federation, model, seed=seed)
+        return made, Cost(None, None, None, "no noise, no guarantee", None)
+    if isinstance(noise, Without):
+        made = _plan(method, federation, model, Budget(noise_multiplier=1.0), seed)
+        silent = replace(made, noise_multiplier=_NOTHING, delta=None)
+        return silent, Cost(None, None, None, "no noise, no guarantee", None)
+    claimed = noise.epsilon if isinstance(noise, Claimed) else None
+    budget = (
+        Budget(delta=noise.delta, noise_multiplier=noise.noise_multiplier)
+        if isinstance(noise, Claimed)
+        else Budget(noise.epsilon, noise.delta)
+    )
+    made = _plan(method, federation, model, budget, seed)
+    proved = made.guarantee
+    if proved is None:
+        raise ConfigError(f"method {method.name!r}: a plan with noise has a guarantee")
+    shown = f"{proved.theorem}; {proved.accountant}"
+    return made, Cost(claimed, proved.epsilon, noise.delta, shown, made.noise_multiplier)

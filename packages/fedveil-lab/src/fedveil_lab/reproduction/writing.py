@@ -1,4 +1,4 @@
-"""results/NAME.json and results/NAME.md."""
+"""results/NAME.json, and results/NAME.md to read."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.cli import console
 from fedveil.core.files import write_atomically
-from fedveil.report import compared
 from fedveil.report.spread import Spread
 from fedveil_lab.reproduction.case import Case, at_hand
 from fedveil_lab.reproduction.charts import charts_of
 from fedveil_lab.reproduction.experiment import Experiment, Scale
-from fedveil_lab.reproduction.ridges import ridges_of
+from fedveil_lab.reproduction.findings import findings
 from fedveil_lab.reproduction.run_case import probe_of, same_probe
-from fedveil_lab.reproduction.summary import Row
+from fedveil_lab.reproduction.runs import Row
 
 _LINES = ",\n"
-_READING = (
-    "Claimed: the paper's epsilon for this noise. Certified: what is proved for it at the same "
-    "delta; runs are simulated with a seed, so this is what the same plan would certify."
-)
 
 
 def document(
@@ -49,11 +43,10 @@ def document(
         ],
         "metric": {"name": experiment.metric, "unit": experiment.unit},
         "reading": experiment.reading,
-        "findings": list(experiment.findings(rows)),
+        "findings": findings(experiment, rows),
         "recipe": common,  # what all rows share; each has the rest
         "rows": [_row(experiment, row, common) for row in rows],
         "charts": charts_of(experiment, rows),
-        "ridges": ridges_of(experiment, rows),
     }
 
 
@@ -101,28 +94,6 @@ def _is_current(case: Case | None, row: Mapping[str, Any]) -> bool:
     return row["digest"] == case.digest() and same_probe(row.get("probe"), probe)
 
 
-def html(described: Mapping[str, Any]) -> str:
-    """Return the experiment as a page with charts to read values from and a table that sorts."""
-    missing, scale = described["runs_missing"], described["scale"]
-    said = {
-        "What comes out": described["findings"],
-        "The paper's setting": described["setting"],
-        "What differs here": [
-            f"{d['what']}: {d['paper']} in the paper; {d['here']} here"
-            for d in described["differences"]
-        ],
-        "How to read it": [
-            *([f"Missing runs: {missing}."] if missing else []),
-            f"Scale {scale}; again with: fedveil reproduce {described['experiment']} "
-            f"--scale {scale}",
-            _READING,
-        ],
-    }
-    title = f"{described['paper']}, {described['title']}"
-    document = compared.document_of(title, said, described["charts"], *_table(described))
-    return compared.comparison_page(console.plain(document))
-
-
 def page(described: Mapping[str, Any]) -> str:
     """Return the experiment as Markdown."""
     missing, scale, name = (described[key] for key in ("runs_missing", "scale", "experiment"))
@@ -153,7 +124,9 @@ def page(described: Mapping[str, Any]) -> str:
         *(f"| {' | '.join(map(_cell, row))} |" for row in rows),
         "",
         *([described["reading"], ""] if described.get("reading") else []),
-        f"± is the standard deviation of single runs. {_READING}",
+        "± is the standard deviation of single runs. Claimed: the paper's epsilon for this noise. "
+        "Certified: what is proved for it at the same delta; runs are simulated with a seed, so "
+        "this is what the same plan would certify.",
         "",
     ]
     return "\n".join(lines)
@@ -191,13 +164,13 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def write(directory: Path, name: str, contents: dict[str, str | bytes]) -> list[Path]:
+def write(directory: Path, name: str, contents: Mapping[str, bytes]) -> list[Path]:
     """Write NAME.suffix for each suffix, each file whole or not at all."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for suffix, content in contents.items():
         written.append(directory / f"{name}.{suffix}")
-        write_atomically(written[-1], content.encode() if isinstance(content, str) else content)
+        write_atomically(written[-1], content)
     return written
 
 

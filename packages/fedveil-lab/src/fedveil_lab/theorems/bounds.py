@@ -8,7 +8,7 @@ constant may be measured on private data: they come from the user, or from publi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -176,11 +176,6 @@ class FuBound:
         if self.cohort == self.clients:
             return 0.0
         return (self.clients - self.cohort) / ((self.clients - 1) * self.cohort)
-
-    def with_noise(self, factor: float) -> FuBound:
-        """The same with `factor` times the variance of the noise."""
-        curve = tuple((rounds, factor * value) for rounds, value in self.noise_curve)
-        return replace(self, noise_constant=factor * self.noise_constant, noise_curve=curve)
 
     def asymptotic_local_steps(self, total_steps: int) -> float:
         """Theorem 5 with its constant: the best E for many steps, not rounded to a divisor."""

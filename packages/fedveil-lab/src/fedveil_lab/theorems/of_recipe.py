@@ -23,7 +23,7 @@ from fedveil.planning.recipe import Recipe
 from fedveil.tune.trials import clips_gradients
 from fedveil_lab.theorems.bounds import ChengScore, FuBound, HuScore, Score
 from fedveil_lab.theorems.constants import LossConstants, estimate
-from fedveil_lab.theorems.iterations import Iterations, best_local_steps, score_of
+from fedveil_lab.theorems.iterations import Iterations, best, score_of
 
 PAPERS = {
     "fu": "Fu et al., Theorem 3",
@@ -99,7 +99,7 @@ def theorem_of(
     return TheoremSays(
         PAPERS[paper],
         score.heuristic,
-        best_local_steps(score, steps * rounds),
+        best(score, total_steps=steps * rounds),
         tuple(score_of(score, *choice) for choice in choices),
     )
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.planning.plan import Plan
-from fedveil_lab.audit.attack.labels import LabelGuess, guess_labels
+from fedveil_lab.audit.attack.guesses import Guess, guess_labels, guess_property
 from fedveil_lab.audit.attack.membership import Membership, membership
-from fedveil_lab.audit.attack.properties import PropertyGuess, guess_property
 from fedveil_lab.audit.attack.reconstruct import Reconstruction, first_affine, reconstruct
 from fedveil_lab.audit.attack.uploads import crowd_of, uploads
 
@@ -37,8 +36,8 @@ class Attack:
     method: str
     epsilon: float | None
     reconstruction: Reconstruction | None
-    labels: tuple[LabelGuess, ...]
-    properties: tuple[PropertyGuess, ...]
+    labels: tuple[Guess, ...]
+    properties: tuple[Guess, ...]
     membership: Membership | None
     skipped: tuple[str, ...]
 

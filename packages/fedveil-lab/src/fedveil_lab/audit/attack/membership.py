@@ -4,8 +4,8 @@ Many runs are trained, each with about half of the units, by a coin for each uni
 run is attacked in turn with what all others show: LiRA (Carlini et al. 2022) fits a Gaussian to a
 unit's scores in runs with it and in runs without it; RMIA (Zarifzadeh et al. 2024) asks how often
 the unit gains more on the average model than public examples do. The unit is the guarantee's: a
-record, or all records of a client. What "without" means is the guarantee's adjacency: a client that
-sends nothing (zero-out, add-remove), or another unit in its place (replace).
+record, or all records of a client. What "without" means is the guarantee's adjacency: a record or a
+client that contributes nothing (zero-out, add-remove), or another unit in its place (replace).
 """
 
 from __future__ import annotations
@@ -135,29 +135,36 @@ class _Worlds:
         self._plan, self._pool = plan, plan.federation
         guarantee, federation = plan.guarantee, plan.federation
         self.unit = Unit.CLIENT if guarantee is None else guarantee.unit
-        replaced = guarantee is None or guarantee.adjacency is Adjacency.REPLACE
-        if self.unit is Unit.RECORD and not replaced:
-            raise ConfigError("attack: membership of records is tried under replace only")
-        self._rows: list[Any] = []
-        if self.unit is Unit.CLIENT and not replaced:
+        if self.unit is Unit.PERSON:
+            raise ConfigError(
+                "attack: membership of persons is not tried yet. Attack the recipe for unit record."
+            )
+        self._pairs: list[Any] = []
+        if guarantee is None or guarantee.adjacency is Adjacency.REPLACE:
+            self.without = f"another {self.unit} is in its place"
+            self._pairs = _pairs(federation, self.unit)
+            self.units = len(self._pairs)
+            self._plan = replace(plan, federation=self._chosen(np.ones(self.units, np.bool_)))
+        elif self.unit is Unit.CLIENT:
             self.without, self.units = "it sends nothing", federation.clients
         else:
-            self.without = f"another {self.unit} is in its place"
-            self._rows = _pairs(federation, self.unit)
-            self.units = len(self._rows)
-            self._plan = replace(plan, federation=self._chosen(np.ones(self.units, np.bool_)))
+            self.without, self.units = "it is left out", len(federation.train)
         self.guarantee = self._plan.guarantee
 
     def present(self, coins: Bools) -> Bools:
         """Which units are in: where one takes another's place, both are units."""
-        return coins if not self._rows else np.stack([coins, ~coins], axis=1).reshape(-1)
+        return coins if not self._pairs else np.stack([coins, ~coins], axis=1).reshape(-1)
 
     def train(self, coins: Bools, seed: int) -> tuple[Tensor, float]:
-        plan = replace(self._plan, seed=seed)
-        if self._rows:
-            plan = replace(plan, federation=self._chosen(coins))
-        run = Run(plan, every=_NEVER)
-        if not self._rows:
+        federation, left_out = self._pool, not self._pairs and self.unit is Unit.RECORD
+        if self._pairs:
+            federation = self._chosen(coins)
+        elif left_out:  # an unusable record has no gradient, and keeps its place and its coins
+            usable = federation.train.usable
+            usable = coins if usable is None else coins & usable
+            federation = replace(federation, train=replace(federation.train, usable=usable))
+        run = Run(replace(self._plan, seed=seed, federation=federation), every=_NEVER)
+        if not self._pairs and not left_out:
             run.engine = StandIns(run, coins)
         try:
             for _ in run:
@@ -170,9 +177,9 @@ class _Worlds:
         """How sure the model is of each unit's labels, as a log-odds ratio."""
         sure = self._confidence(weights, self._pool.train)
         if self.unit is Unit.RECORD:
-            return np.concatenate([sure[pair].reshape(-1) for pair in self._rows])
+            return sure if not self._pairs else sure[np.concatenate(self._pairs)]
         means = np.add.reduceat(sure, self._pool.offsets[:-1]) / self._pool.sizes
-        return means if not self._rows else means[: 2 * self.units]
+        return means if not self._pairs else means[: 2 * self.units]
 
     def public(self, weights: Tensor) -> Floats:
         test = self._pool.test
@@ -187,7 +194,7 @@ class _Worlds:
             parts = [np.arange(pool.offsets[c], pool.offsets[c + 1]) for c in clients]
         else:
             taken = np.array(
-                [pair[int(not coin)] for pair, coin in zip(self._rows, coins, strict=True)]
+                [pair[int(not coin)] for pair, coin in zip(self._pairs, coins, strict=True)]
             )
             owners = np.searchsorted(pool.offsets, taken, side="right") - 1
             parts = [taken[owners == client] for client in np.unique(owners)]

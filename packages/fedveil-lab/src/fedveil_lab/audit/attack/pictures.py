@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.privacy.rounding import at_most
-from fedveil_lab.audit.attack.attack import Attack
 from fedveil_lab.audit.attack.membership import Membership
 from fedveil_lab.audit.attack.reconstruct import Reconstruction
 from fedveil_lab.audit.attack.uploads import SUMS
@@ -109,55 +106,6 @@ def _axes(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[floa
 def is_image(made: Reconstruction) -> bool:
     """Whether records have the shape of an image; rows of a table have no picture."""
     return made.originals.ndim >= 3
-
-
-def page(found: Attack, pictures: dict[str, bytes], name: str) -> str:
-    """One HTML page that needs nothing else."""
-    parts = [f"<h1>Attacks on {escape(name)}</h1>", f"<p>{escape(_summary(found))}</p>"]
-    for title, picture in pictures.items():
-        data = base64.b64encode(picture).decode()
-        parts.append(f'<h2>{escape(title)}</h2><img alt="{escape(title)}" '
-                     f'src="data:image/png;base64,{data}">')  # fmt: skip
-    if found.reconstruction is not None:
-        rows = [
-            (one.view, f"{one.correlation:.3f}", f"{one.found} of {one.victims}")
-            for one in found.reconstruction.likeness
-        ]
-        found_of = f"found among {found.reconstruction.candidates}"
-        parts.append(_table(("what is seen", "correlation", found_of), rows))
-    if found.labels:
-        chance = f"blind guess {found.labels[0].by_chance:.0%}"
-        named = [(one.view, f"{one.right} of {one.victims}") for one in found.labels]
-        parts.append(_table(("what is seen", f"label named ({chance})"), named))
-    if found.properties:
-        chance = f"blind guess {found.properties[0].by_chance:.0%}"
-        head = ("what is seen", f"{found.properties[0].what}, above the median? ({chance})")
-        parts.append(
-            _table(head, [(o.view, f"{o.right} of {o.victims}") for o in found.properties])
-        )
-    untried = "".join(f"<li>{escape(one)}</li>" for one in found.not_tried)
-    parts.append(f"<h2>Not tried</h2><ul>{untried}</ul>")
-    return _PAGE.replace("{body}", "\n".join(parts))
-
-
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Attacks</title>
-<style>body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-img{max-width:100%}table{border-collapse:collapse;margin:1rem 0}
-td,th{border-bottom:1px solid #ccc;padding:.2rem .8rem;text-align:left}</style>
-{body}</html>
-"""
-
-
-def _summary(found: Attack) -> str:
-    promise = "promises nothing" if found.epsilon is None else f"epsilon {at_most(found.epsilon)}"
-    return f"Method {found.method}, {promise}. Simulated: no protected run was attacked."
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    def line(cells: tuple[str, ...], kind: str) -> str:
-        return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
-
-    return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
 def _shown(image: Image) -> Image:

@@ -25,6 +25,21 @@ NOT_FINITE = (
 )
 
 
+# What a call depends on and does not say, with the names that systems give it.
+AROUND = {
+    "rounds": ("num_rounds", "num_server_rounds"),
+    "delta": ("target_delta",),
+    "clients": ("num_clients", "num_supernodes"),
+    "fraction_train": ("fraction_fit",),
+    "min_train_nodes": ("min_fit_clients",),
+    "largest_share": (),
+    "examples": ("num_examples", "number_of_examples", "n"),
+    "batch_size": (),
+    "epochs": ("num_epochs", "n_epochs"),
+    "parameters": ("num_parameters",),
+}
+
+
 @dataclass(frozen=True)
 class Proved:
     """An epsilon with a proof, and what it is about. Infinite where there is none."""
@@ -74,19 +89,34 @@ class Settings:
         self._given = dict(zip(names, call.positional, strict=False)) | dict(call.named)
         self.call, self.used = call.name, dict[str, tuple[Any, str]]()
 
-    def argument(self, name: str, default: Any = ...) -> Any:
-        """An argument of the call; what is said on the command line comes first."""
+    def value(self, name: str, default: Any = ...) -> Any:
+        """Return a setting by name; what is said on the command line comes first.
+
+        An argument of the call, or if `AROUND` has the name, a value that stands anywhere in the
+        file.
+
+        Args:
+            name: The setting.
+            default: What it is if nobody says; without one it has to be said.
+
+        Raises:
+            ConfigError: It is not known, or ambiguous.
+        """
         if name in self._said:
             return self._use(name, self._said[name], "said")
+        words = (name, *AROUND.get(name, ()))
+        if self._call.hidden and not any(word in self._given for word in words):
+            raise ConfigError(
+                f"{name}: it may be in {self._call.hidden} of {self._call.where}; "
+                f"say --set {name}=VALUE"
+            )
+        return self._around(words, default) if name in AROUND else self._argument(name, default)
+
+    def _argument(self, name: str, default: Any) -> Any:
         value = self._given.get(name, default)
         if isinstance(value, Unknown):
             raise ConfigError(
                 f"{name}: {self._source.path.name} has {value.text!r}; say --set {name}=VALUE"
-            )
-        if self._call.hidden and name not in self._given:
-            raise ConfigError(
-                f"{name}: it may be in {self._call.hidden} of {self._call.where}; "
-                f"say --set {name}=VALUE"
             )
         if value is ...:
             raise ConfigError(f"{name}: {self._call.name} needs it; say --set {name}=VALUE")
@@ -95,16 +125,14 @@ class Settings:
             origin += f": {self._call.texts[name]}"
         return self._use(name, value, origin)
 
-    def around(self, name: str, *words: str, default: Any = ...) -> Any:
-        """A value that the file gives one of these names; ambiguous ones have to be said."""
-        if name in self._said:
-            return self._use(name, self._said[name], "said")
-        given = next((word for word in (name, *words) if word in self._given), None)
+    def _around(self, words: tuple[str, ...], default: Any) -> Any:
+        name = words[0]
+        given = next((word for word in words if word in self._given), None)
         if given is not None:
-            return self._use(name, self.argument(given), self._call.where or "the file")
+            return self._use(name, self._argument(given, ...), self._call.where or "the file")
         found = {
             (value.text if isinstance(value, Unknown) else value, where)
-            for word in (name, *words)
+            for word in words
             for value, where in self._source.values.get(word, ())
             if isinstance(value, (int, float, Unknown)) and not isinstance(value, bool)
         }
@@ -117,25 +145,27 @@ class Settings:
             raise ConfigError(f"{name}: not in {self._source.path.name}; say --set {name}=VALUE")
         return default if default is None else self._use(name, default, "assumed")
 
-    def number(self, name: str, value: Any) -> float:
+    def number(self, name: str, default: Any = ...) -> float:
+        """Return a setting that is a finite number."""
+        value = self.value(name, default)
         given = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not given or not math.isfinite(value):
             raise ConfigError(f"{name}: need a number, got {value!r}")
         return float(value)
 
-    def positive(self, name: str, value: Any) -> float:
-        if self.number(name, value) <= 0:
-            raise ConfigError(f"{name}: need a positive number, got {value!r}")
-        return float(value)
+    def positive(self, name: str, default: Any = ..., most: float = math.inf) -> float:
+        """Return a setting that is a number above zero."""
+        value = self.number(name, default)
+        if not 0 < value <= most:
+            below = "" if most == math.inf else f" of at most {most:g}"
+            raise ConfigError(f"{name}: need a positive number{below}, got {value:g}")
+        return value
 
-    def share(self, name: str, value: Any) -> float:
-        if self.positive(name, value) > 1:
-            raise ConfigError(f"{name}: need a number of at most 1, got {value!r}")
-        return float(value)
-
-    def count(self, name: str, value: Any) -> int:
-        if self.positive(name, value) != int(value):
-            raise ConfigError(f"{name}: need a whole number, got {value!r}")
+    def count(self, name: str, default: Any = ...) -> int:
+        """Return a setting that is a whole number above zero."""
+        value = self.positive(name, default)
+        if value != int(value):
+            raise ConfigError(f"{name}: need a whole number, got {value:g}")
         return int(value)
 
     def made(self, names: Collection[str]) -> str:

@@ -32,10 +32,10 @@ _SHORT = (
 
 def fixed_clipping(settings: Settings) -> Finding:
     """Noise z C / num_sampled_clients on FedAvg's weighted mean of clipped updates."""
-    z = settings.positive("noise_multiplier", settings.argument("noise_multiplier"))
-    settings.positive("clipping_norm", settings.argument("clipping_norm"))
-    sampled = settings.count("num_sampled_clients", settings.argument("num_sampled_clients"))
-    accounted = settings.argument("accountant", None) is not None
+    z = settings.positive("noise_multiplier")
+    settings.positive("clipping_norm")
+    sampled = settings.count("num_sampled_clients")
+    accounted = settings.value("accountant", None) is not None
     around = _Around(settings, sampled)
     claim, claimed = f"no epsilon, a noise multiplier of {z:g}", None
     if accounted:
@@ -55,14 +55,15 @@ def fixed_clipping(settings: Settings) -> Finding:
 
 def adaptive_clipping(settings: Settings) -> Finding:
     """As above, with a clip that follows a noisy count of clipped updates."""
-    z = settings.positive("noise_multiplier", settings.argument("noise_multiplier"))
-    sampled = settings.count("num_sampled_clients", settings.argument("num_sampled_clients"))
-    settings.argument("initial_clipping_norm", 0.1)
-    quantile = settings.argument("target_clipped_quantile", 0.5)
-    quantile = settings.number("target_clipped_quantile", quantile)
-    pace = settings.positive("clip_norm_lr", settings.argument("clip_norm_lr", 0.2))
-    given = settings.argument("clipped_count_stddev", None)
-    count_std = settings.positive("clipped_count_stddev", sampled / 20 if given is None else given)
+    z = settings.positive("noise_multiplier")
+    sampled = settings.count("num_sampled_clients")
+    settings.value("initial_clipping_norm", 0.1)
+    quantile = settings.number("target_clipped_quantile", 0.5)
+    pace = settings.positive("clip_norm_lr", 0.2)
+    if settings.value("clipped_count_stddev", None) is None:
+        count_std = sampled / 20
+    else:
+        count_std = settings.positive("clipped_count_stddev")
     if z >= 2 * count_std:
         raise ConfigError(
             f"noise_multiplier: Flower refuses {z:g}, which is not below twice "
@@ -95,11 +96,9 @@ def adaptive_clipping(settings: Settings) -> Finding:
 
 def local_dp(settings: Settings) -> Finding:
     """Each upload is clipped; noise has std sensitivity * sqrt(2 ln(1.25/delta)) / epsilon."""
-    clip = settings.positive("clipping_norm", settings.argument("clipping_norm"))
-    sensitivity = settings.positive("sensitivity", settings.argument("sensitivity"))
-    epsilon = settings.positive("epsilon", settings.argument("epsilon"))
-    delta = settings.share("delta", settings.argument("delta"))
-    rounds = settings.count("rounds", settings.around("rounds", *_ROUNDS))
+    clip = settings.positive("clipping_norm")
+    sensitivity, epsilon = settings.positive("sensitivity"), settings.positive("epsilon")
+    delta, rounds = settings.positive("delta", most=1.0), settings.count("rounds")
     multiplier = sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon / clip
 
     def cost(what: str, times: int) -> Proved:
@@ -129,7 +128,6 @@ _NOT_MEANS = {
     "Bulyan", "FedAdagrad", "FedAdam", "FedAvgM", "FedMedian", "FedOpt", "FedTrimmedAvg",
     "FedXgbBagging", "FedXgbCyclic", "FedYogi", "Krum", "MultiKrum", "QFedAvg",
 }  # fmt: skip
-_ROUNDS = ("num_rounds", "num_server_rounds", "rounds")
 
 
 class _Around:
@@ -137,20 +135,19 @@ class _Around:
 
     def __init__(self, settings: Settings, sampled: int) -> None:
         self._settings, self._sampled = settings, sampled
-        self.rounds = settings.count("rounds", settings.around("rounds", *_ROUNDS))
-        self.delta = settings.positive("delta", settings.around("delta", "target_delta"))
+        self.rounds, self.delta = settings.count("rounds"), settings.positive("delta")
         self.delta_left = self.delta
-        clients = settings.around("clients", "num_clients", "num_supernodes", default=None)
-        self.clients = None if clients is None else settings.count("clients", clients)
+        self.clients = None
+        if settings.value("clients", None) is not None:
+            self.clients = settings.count("clients")
         self.cohort = sampled
-        fraction = settings.around("fraction_train", "fraction_fit", default=None)
-        least = settings.around("min_train_nodes", "min_fit_clients", default=None)
-        if fraction is not None and self.clients is not None:  # as FedAvg computes it
-            chosen = int(self.clients * settings.share("fraction_train", fraction))
-            self.cohort = max(chosen, settings.count("min_train_nodes", least or 2))
+        if settings.value("fraction_train", None) is not None and self.clients is not None:
+            chosen = int(self.clients * settings.positive("fraction_train", most=1.0))
+            self.cohort = max(chosen, settings.count("min_train_nodes", 2))  # as FedAvg has it
         self.other = settings.made(_NOT_MEANS)
-        said = settings.around("largest_share", default=None)
-        self.share = 1.0 if said is None else settings.share("largest_share", said)
+        self.share = 1.0
+        if settings.value("largest_share", None) is not None:
+            self.share = settings.positive("largest_share", most=1.0)
 
     def why(self, *, equal_weights_checked: bool) -> tuple[str, ...]:
         found = []

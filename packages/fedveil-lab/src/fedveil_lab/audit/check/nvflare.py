@@ -20,17 +20,16 @@ def svt(settings: Settings) -> Finding:
     theorem 4, whose algorithm stops at n_upload of them). The filter asks all coordinates before
     it counts, so that up to all of them may be above.
     """
-    size = settings.count("parameters", settings.around("parameters", "num_parameters"))
-    rounds = settings.count("rounds", settings.around("rounds", "num_rounds"))
-    fraction = settings.positive("fraction", settings.argument("fraction", 0.1))
-    epsilon = settings.positive("epsilon", settings.argument("epsilon", 0.1))
-    noise_var = settings.positive("noise_var", settings.argument("noise_var", 0.1))
+    size, rounds = settings.count("parameters"), settings.count("rounds")
+    fraction, epsilon, noise_var = (
+        settings.positive(name, 0.1) for name in ("fraction", "epsilon", "noise_var")
+    )
     for name, default in (("gamma", 1e-5), ("tau", 1e-6), ("replace", True)):
-        settings.argument(name, default)
+        settings.value(name, default)
     upload = min(math.ceil(size * fraction), size)
     threshold, query = _split(settings, epsilon, upload)
-    given = settings.argument("epsilon_release", None)
-    release = upload * noise_var if given is None else settings.positive("epsilon_release", given)
+    given = settings.value("epsilon_release", None)
+    release = upload * noise_var if given is None else settings.positive("epsilon_release")
     claimed = rounds * (threshold + query + release)
     asked = rounds * (threshold + query * size / upload + release)
     why = [
@@ -52,8 +51,8 @@ def svt(settings: Settings) -> Finding:
 
 def percentile(settings: Settings) -> Finding:
     """Large coordinates are kept, cut to gamma, and sent without noise."""
-    settings.argument("percentile", 10)
-    settings.argument("gamma", 0.01)
+    settings.value("percentile", 10)
+    settings.value("gamma", 0.01)
     return _no_noise(settings, "small coordinates become zero and large ones are cut")
 
 
@@ -77,14 +76,13 @@ def _no_noise(settings: Settings, what: str) -> Finding:
 def _split(settings: Settings, epsilon: float, upload: int) -> tuple[float, float]:
     """What threshold and queries get of epsilon."""
     names = ("epsilon_threshold", "epsilon_query")
-    threshold, query = given = [settings.argument(name, None) for name in names]
-    for name, value in zip(names, given, strict=True):
-        if value is not None:
-            settings.positive(name, value)
+    threshold, query = (
+        None if settings.value(name, None) is None else settings.positive(name) for name in names
+    )
     if threshold is None and query is None:
         threshold = epsilon / (1 + (2 * upload) ** (2 / 3))
-    threshold = epsilon - query if threshold is None else threshold
+    threshold = epsilon - (query or 0.0) if threshold is None else threshold
     query = epsilon - threshold if query is None else query
     if threshold <= 0 or query <= 0 or not math.isclose(threshold + query, epsilon):
         raise ConfigError("epsilon_threshold, epsilon_query: NVFlare refuses what is not epsilon")
-    return float(threshold), float(query)
+    return threshold, query

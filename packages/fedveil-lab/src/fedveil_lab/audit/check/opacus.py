@@ -54,28 +54,24 @@ def make_private(settings: Settings) -> Finding:
     """`make_private` and `make_private_with_epsilon`: one engine, one training."""
     target = None
     if settings.call == "make_private_with_epsilon":
-        target = settings.argument("target_epsilon")
-    examples = settings.count("examples", settings.around("examples", "num_examples"))
-    batch = settings.count("batch_size", settings.around("batch_size"))
-    epochs = settings.count("epochs", settings.around("epochs", "num_epochs", "n_epochs"))
-    rounds = settings.count("rounds", settings.around("rounds", default=1))
-    delta = settings.positive("delta", settings.around("delta", "target_delta"))
-    poisson = bool(settings.argument("poisson_sampling", True))
-    clipping = settings.argument("clipping", "flat")
-    accountant = str(settings.argument("accountant", "prv"))
+        target = settings.positive("target_epsilon")
+    examples, batch = settings.count("examples"), settings.count("batch_size")
+    epochs, rounds = settings.count("epochs"), settings.count("rounds", 1)
+    delta = settings.positive("delta")
+    poisson = bool(settings.value("poisson_sampling", True))
+    clipping = settings.value("clipping", "flat")
+    accountant = str(settings.value("accountant", "prv"))
     if accountant not in _ACCOUNTANTS:
         raise ConfigError(f"accountant: need one of {', '.join(_ACCOUNTANTS)}, got {accountant!r}")
     counts = _Counts.of(examples, batch, poisson=poisson)
     if target is None:
-        z = settings.positive("noise_multiplier", settings.argument("noise_multiplier"))
+        z = settings.positive("noise_multiplier")
     else:
-        z = _noise_for(settings.positive("target_epsilon", target), delta, counts.batches, epochs)
+        z = _noise_for(target, delta, counts.batches, epochs)
         settings.used["noise_multiplier"] = (round(z, 4), "of target_epsilon")
-    if mean := settings.argument("loss_reduction", "mean") == "mean":
+    if mean := settings.value("loss_reduction", "mean") == "mean":
         settings.used["expected_batch_size"] = (counts.divisor, "of examples and batch_size")
-    claimed = (
-        _claim(accountant, z, counts.steps, epochs, delta) if target is None else float(target)
-    )
+    claimed = _claim(accountant, z, counts.steps, epochs, delta) if target is None else target
     claim = f"data sets that differ in one example, Poisson batches at rate 1/{counts.steps}"
     why, steps = [], counts.steps * epochs * rounds
     zeroed, replaced = "one record's gradient zeroed", "one record replaced"

@@ -15,16 +15,11 @@ _ORDERS = [1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 1
 
 def dp_sgd(settings: Settings) -> Finding:
     """Keras' batches, each example once in an epoch, with noise z C on each sum of gradients."""
-    z = settings.positive("noise_multiplier", settings.argument("noise_multiplier"))
-    examples = settings.around("examples", "number_of_examples", "num_examples", "n")
-    examples = settings.count("examples", examples)
-    batch = settings.count("batch_size", settings.around("batch_size"))
-    epochs = settings.positive("epochs", settings.around("epochs", "num_epochs"))
-    delta = settings.positive("delta", settings.around("delta"))
-    parts = settings.argument("num_microbatches", None)
+    z, examples = settings.positive("noise_multiplier"), settings.count("examples")
+    batch, epochs = settings.count("batch_size"), settings.positive("epochs")
+    delta, steps = settings.positive("delta"), settings.count("gradient_accumulation_steps", 1)
+    parts = settings.value("num_microbatches", None)
     grouped = parts is not None and parts != batch
-    steps = settings.argument("gradient_accumulation_steps", 1)
-    steps = settings.count("gradient_accumulation_steps", steps)
     why = [
         "model.fit shuffles or keeps the order, each example once in an epoch; the claim is for "
         "Poisson batches"

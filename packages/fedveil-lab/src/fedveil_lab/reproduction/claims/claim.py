@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from inspect import signature
-from typing import Any, ParamSpec
+from inspect import Parameter, signature
+from typing import Any, ParamSpec, get_args, get_type_hints
 
 from fedveil.core import arguments
 from fedveil.core.errors import ConfigError
@@ -70,13 +70,16 @@ def stated(
     """
 
     def decorate(compute: Callable[P, Value]) -> Callable[P, Claim]:
-        own = signature(compute)
+        own, kinds = signature(compute), get_type_hints(compute)
+        for name, parameter in own.parameters.items():
+            if parameter.kind is Parameter.VAR_KEYWORD:  # of a TypedDict, as `Unpack` has it
+                kinds |= get_type_hints(get_args(kinds[name])[0])
 
         @wraps(compute)
         def made(*args: P.args, **kwargs: P.kwargs) -> Claim:
-            given = own.bind(*args, **kwargs).arguments
+            given = {**dict(zip(own.parameters, args, strict=False)), **kwargs}
             for name, value in given.items():
-                _check(name, str(own.parameters[name].annotation), value, name in or_zero)
+                _check(name, kinds.get(name), value, name in or_zero)
             found = compute(*args, **kwargs)
             value, told, *more = found if isinstance(found, tuple) else (found, verdict)
             inputs = {name: v for name, v in given.items() if isinstance(v, int | float | str)}
@@ -89,14 +92,14 @@ def stated(
     return decorate
 
 
-def _check(name: str, kind: str, value: Any, zero: bool) -> None:
-    if kind == "int":
+def _check(name: str, kind: Any, value: Any, zero: bool) -> None:
+    if kind is int:
         counts(**{name: value})
     elif name == "delta":
         fractions(**{name: value})
     elif name == "rate":
         rates(**{name: value})
-    elif kind == "float":
+    elif kind is float:
         (not_negative if zero else positive)(**{name: value})
 
 

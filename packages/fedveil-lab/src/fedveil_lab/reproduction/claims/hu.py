@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
 import numpy as np
 from scipy.optimize import brentq
@@ -31,17 +32,6 @@ from fedveil_lab.reproduction.claims.claim import (
 PAPER = "Hu et al."
 
 # ---------------------------------------------------------------------------------- what holds
-
-
-def uses_per_round(*, local_steps: int, records: int, batch_size: int) -> int:
-    """How often one record is touched in a round: new shuffle every round, last batch dropped.
-
-    The ceiling of local_steps over the number of whole batches, not of local_steps*batch/records.
-    """
-    counts(local_steps=local_steps, records=records, batch_size=batch_size)
-    if batch_size > records:
-        raise ConfigError(f"batch_size = {batch_size}: a device has only {records} records")
-    return -(-local_steps // (records // batch_size))
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
@@ -110,79 +100,48 @@ def bit_attack_epsilon(probability: float, rounds: int, delta: float) -> float:
     return float(brentq(lambda e: divergence(e) - delta, 0.0, float(loss[-1]), xtol=1e-12))
 
 
-def bit_divergence(probability: float, rounds: int = 1) -> float:
-    """KL divergence of the revealed bits; a true rho-zCDP bound would have to be at least this."""
-    counts(rounds=rounds)
-    if not 0.5 <= probability < 1:
-        raise ConfigError(f"probability = {probability}: must lie in [0.5, 1)")
-    return rounds * (2 * probability - 1) * math.log(probability / (1 - probability))
-
-
 # ------------------------------------------------------------------------------ as the paper has it
 
 
-def _rho(
-    participations: float,
-    local_steps: int,
-    gradient_bound: float,
-    cohort: int,
-    records: int,
-    batch_size: int,
-    noise_std: float,
-) -> float:
-    whole = cohort * records * batch_size
-    return 2 * participations * local_steps * (gradient_bound / noise_std) ** 2 / whole
+class Training(TypedDict):
+    """What Theorem 1 asks about a run beside its noise."""
+
+    participations: float
+    local_steps: int
+    gradient_bound: float
+    cohort: int
+    records: int
+    batch_size: int
+
+
+def _rho_of_unit_noise(run: Training) -> float:
+    """Return 2*C*tau*G^2/(r*m*gamma), which Theorem 1 divides by the noise's variance."""
+    whole = run["cohort"] * run["records"] * run["batch_size"]
+    return 2 * run["participations"] * run["local_steps"] * run["gradient_bound"] ** 2 / whole
 
 
 @stated(PAPER, "Theorem 1", "rho")
-def paper_hu_rho(
-    *,
-    participations: float,
-    local_steps: int,
-    gradient_bound: float,
-    cohort: int,
-    records: int,
-    batch_size: int,
-    noise_std: float,
-) -> tuple[float, str]:
+def paper_hu_rho(*, noise_std: float, **run: Unpack[Training]) -> tuple[float, str]:
     """Theorem 1 before conversion: rho = 2*C*tau*G^2/(r*m*gamma*sigma^2)."""
-    rho = _rho(participations, local_steps, gradient_bound, cohort, records, batch_size, noise_std)
-    return rho, _verdict(local_steps)
+    return _rho_of_unit_noise(run) / noise_std**2, _verdict(run["local_steps"])
 
 
 @stated(PAPER, "Theorem 1", "epsilon")
 def paper_hu_epsilon(
-    *,
-    delta: float,
-    participations: float,
-    local_steps: int,
-    gradient_bound: float,
-    cohort: int,
-    records: int,
-    batch_size: int,
-    noise_std: float,
+    *, delta: float, noise_std: float, **run: Unpack[Training]
 ) -> tuple[float, str]:
     """Theorem 1: epsilon after C_i rounds by Lemma 3, rho divided by the whole cohort."""
-    rho = _rho(participations, local_steps, gradient_bound, cohort, records, batch_size, noise_std)
-    return zcdp_epsilon(rho, delta), _verdict(local_steps)
+    rho = _rho_of_unit_noise(run) / noise_std**2
+    return zcdp_epsilon(rho, delta), _verdict(run["local_steps"])
 
 
 @stated(PAPER, "Theorem 1", "noise_std")
 def paper_hu_noise_std(
-    *,
-    epsilon: float,
-    delta: float,
-    participations: float,
-    local_steps: int,
-    gradient_bound: float,
-    cohort: int,
-    records: int,
-    batch_size: int,
+    *, epsilon: float, delta: float, **run: Unpack[Training]
 ) -> tuple[float, str]:
     """Theorem 1 solved for sigma, as the paper's experiments do."""
-    share = 2 * participations * local_steps / (cohort * records * batch_size)
-    std = gradient_bound * math.sqrt(share / zcdp_rho(epsilon, delta))
-    return std, _verdict(local_steps)
+    std = math.sqrt(_rho_of_unit_noise(run) / zcdp_rho(epsilon, delta))
+    return std, _verdict(run["local_steps"])
 
 
 @stated(PAPER, "Lemma 5", "upload_sensitivity")
@@ -228,25 +187,29 @@ _CONVERGES = (
 _ZERO = ("noise_std", "gradient_variance")
 
 
-def convergence_terms(
-    *,
-    learning_rate: float,
-    smoothness: float,
-    gradient_variance: float,
-    batch_size: int,
-    dimension: int,
-    noise_std: float,
-    cohort: int,
-    local_steps: int,
-) -> tuple[float, float]:
+class Steps(TypedDict):
+    """What Theorem 2 and Lemma 6 ask about the steps of a run."""
+
+    learning_rate: float
+    smoothness: float
+    gradient_variance: float
+    batch_size: int
+    dimension: int
+    noise_std: float
+    cohort: int
+    local_steps: int
+
+
+def convergence_terms(**run: Unpack[Steps]) -> tuple[float, float]:
     """Return the two terms of Theorem 2 that do not fall with the number of steps.
 
     The first is eta*L*(beta^2/gamma + d*sigma^2/r), with the factor that the paper halves; the
     second comes from the drift of local models and vanishes at one local step.
     """
-    condition, sampled = learning_rate * smoothness, gradient_variance / batch_size
-    noisy = dimension * noise_std**2
-    drift = (local_steps - 1) * (2 * local_steps - 1) * condition**2 / 3
+    condition = run["learning_rate"] * run["smoothness"]
+    sampled, cohort = run["gradient_variance"] / run["batch_size"], run["cohort"]
+    noisy = run["dimension"] * run["noise_std"] ** 2
+    drift = (run["local_steps"] - 1) * (2 * run["local_steps"] - 1) * condition**2 / 3
     return (
         condition * (sampled + noisy / cohort),
         drift * (2 * sampled + noisy * (cohort + 1) / cohort),
@@ -254,50 +217,19 @@ def convergence_terms(
 
 
 @stated(PAPER, "Theorem 2", "squared_gradient_norm", _CONVERGES, or_zero=_ZERO)
-def paper_hu_gradient_norm(
-    *,
-    initial_gap: float,
-    steps: int,
-    learning_rate: float,
-    smoothness: float,
-    gradient_variance: float,
-    batch_size: int,
-    dimension: int,
-    noise_std: float,
-    cohort: int,
-    local_steps: int,
-) -> float:
+def paper_hu_gradient_norm(*, initial_gap: float, steps: int, **run: Unpack[Steps]) -> float:
     """Theorem 2 as printed (eq. 14): bound on the mean of ||grad f||^2 over K = `steps` steps."""
-    noise, drift = convergence_terms(
-        learning_rate=learning_rate, smoothness=smoothness, gradient_variance=gradient_variance,
-        batch_size=batch_size, dimension=dimension, noise_std=noise_std, cohort=cohort,
-        local_steps=local_steps,
-    )  # fmt: skip
-    return 2 * initial_gap / (learning_rate * steps) + noise / 2 + drift
+    noise, drift = convergence_terms(**run)
+    return 2 * initial_gap / (run["learning_rate"] * steps) + noise / 2 + drift
 
 
 @stated(PAPER, "Lemma 6", "optimality_gap", _CONVERGES, or_zero=_ZERO)
 def paper_hu_optimality_gap(
-    *,
-    initial_gap: float,
-    steps: int,
-    strong_convexity: float,
-    learning_rate: float,
-    smoothness: float,
-    gradient_variance: float,
-    batch_size: int,
-    dimension: int,
-    noise_std: float,
-    cohort: int,
-    local_steps: int,
+    *, initial_gap: float, steps: int, strong_convexity: float, **run: Unpack[Steps]
 ) -> float:
     """Lemma 6 as printed (eq. 15): bound on the mean of f - f* over K = `steps` steps."""
-    noise, drift = convergence_terms(
-        learning_rate=learning_rate, smoothness=smoothness, gradient_variance=gradient_variance,
-        batch_size=batch_size, dimension=dimension, noise_std=noise_std, cohort=cohort,
-        local_steps=local_steps,
-    )  # fmt: skip
-    rate = learning_rate * strong_convexity
+    noise, drift = convergence_terms(**run)
+    rate = run["learning_rate"] * strong_convexity
     return (1 - rate) / (steps * rate) * initial_gap + (noise / 4 + drift / 2) / strong_convexity
 
 

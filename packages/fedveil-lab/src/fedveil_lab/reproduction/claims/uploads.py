@@ -83,13 +83,6 @@ def laplace_scale(epsilon: float, participations: int, sensitivity: float) -> fl
     return participations * sensitivity / epsilon
 
 
-def laplace_epsilon(scale: float, participations: int, sensitivity: float) -> float:
-    """Pure epsilon of `participations` uploads with this Laplace scale and L1 sensitivity."""
-    positive(scale=scale, sensitivity=sensitivity)
-    counts(participations=participations)
-    return participations * sensitivity / scale
-
-
 def gaussian_std(epsilon: float, delta: float, participations: int, sensitivity: float) -> float:
     """Std of the Gaussian noise on every coordinate of one upload, exact for the whole run.
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,6 @@ from fedveil_lab.reproduction.case import (
 )
 from fedveil_lab.reproduction.claims.fu import paper_fu_participations
 from fedveil_lab.reproduction.experiment import Scale, table_of
-from fedveil_lab.reproduction.summary import Row
 
 PUBLISHED = table_of("fu")["published"]
 DELTA, NO_NOISE, WRITERS = 1e-4, "∞", 3500
@@ -158,78 +157,3 @@ def femnist(
         published=_published(published, E, epsilon, noise),
         every=every,
     )
-
-
-def _chosen(
-    rows: Sequence[Row], noises: Sequence[str], table: str, **where: Label
-) -> Iterator[tuple[str, Sequence[float], list[Row]]]:
-    """Yield a description, the paper's numbers and the rows for each noise and epsilon."""
-    for noise in noises:
-        for text, said in PUBLISHED[table].items():
-            epsilon = text if text == NO_NOISE else int(text)
-            found = [row for row in rows if row.matches(noise=noise, epsilon=epsilon, **where)]
-            if found and (epsilon != NO_NOISE or noise != "certified"):
-                none = epsilon == NO_NOISE and noise == "paper"
-                yield "no noise" if none else f"epsilon {epsilon}, {noise} noise", said, found
-
-
-def _best_loss(rows: Sequence[Row], name: str, table: str) -> Sequence[str]:
-    """Report the best T or E for each epsilon, its loss and the worst, beside the paper's."""
-    found = []
-    for clients in dict.fromkeys(row["clients"] for row in rows):
-        for shown, said, own in _chosen(rows, ("paper", "certified"), table, clients=clients):
-            best = min(own, key=lambda row: row.mean("mse"))
-            worst = max(row.mean("mse") for row in own)
-            found.append(
-                f"{clients} clients, {shown}: {name}* = {best[name]} with loss "
-                f"{best.mean('mse'):.2f}, worst {worst:.1f} (paper: {name}* = {said[0]}, "
-                f"{said[1]}, worst {said[2]})"
-            )
-    return found
-
-
-def best_steps(rows: Sequence[Row]) -> Sequence[str]:
-    """Report the best T for each epsilon."""
-    return _best_loss(rows, "T", "table_2")
-
-
-def best_local_steps(rows: Sequence[Row]) -> Sequence[str]:
-    """Report the best E for each epsilon."""
-    return _best_loss(rows, "E", "table_3")
-
-
-def best_power(rows: Sequence[Row]) -> Sequence[str]:
-    """Report the powers of T by their loss after the most iterations."""
-    found = []
-    for noise in ("paper", "certified"):
-        last = max((row["T"] for row in rows if row["noise"] == noise), default=0, key=float)
-        order = sorted(
-            (row for row in rows if row.matches(noise=noise, T=last)),
-            key=lambda row: row.mean("mse"),
-        )
-        if order:
-            listed = ", ".join(f"{row['E']} {row.mean('mse'):.2f}" for row in order)
-            found.append(f"{noise} noise, T = {last}: {listed} (paper: T^2/3 lowest)")
-    return found
-
-
-def best_local_accuracy(rows: Sequence[Row]) -> Sequence[str]:
-    """Report the best and the worst E for each noise and epsilon, beside the paper's."""
-    found = []
-    for shown, said, own in _chosen(rows, ("paper", "certified", "one step"), "table_4"):
-        best = max(own, key=lambda row: row.mean("accuracy"))
-        worst = min(own, key=lambda row: row.mean("accuracy"))
-        found.append(
-            f"{shown}: E* = {best['E']} with {best.mean('accuracy'):.2f} %, worst E = "
-            f"{worst['E']} with {worst.mean('accuracy'):.2f} % (paper: E* = {said[0]} with "
-            f"{said[1]} %, worst {said[2]} %)"
-        )
-    return found
-
-
-def by_steps(rows: Sequence[Row]) -> Sequence[str]:
-    """Report accuracy after T iterations, one line for each noise."""
-    return [
-        f"{shown}: " + ", ".join(f"{row.mean('accuracy'):.1f} % (T = {row['T']})" for row in own)
-        for shown, _, own in _chosen(rows, ("paper", "certified"), "table_4")
-    ]

@@ -12,7 +12,6 @@ from typing import Any
 from fedveil_lab.reproduction.case import Case, Certified, Claimed, Data, Noise, labelled
 from fedveil_lab.reproduction.claims.hu import paper_hu_epsilon, paper_hu_noise_std, zcdp_rho
 from fedveil_lab.reproduction.experiment import Scale, table_of
-from fedveil_lab.reproduction.summary import Row
 
 MODELS = table_of("hu")["models"]
 CLIENTS, COHORT, RECORDS, BATCH, DELTA = 16, 10, 2442, 32, 1e-4
@@ -118,49 +117,3 @@ def claimed_epsilon(std: float, clip: float, tau: int, rounds: int) -> float:
         batch_size=BATCH,
         noise_std=std,
     ).value
-
-
-def gaps(rows: Sequence[Row]) -> Sequence[str]:
-    """Report who is ahead at equal epsilon, at the paper's noise and at proved noise."""
-    found = []
-    for noise in ("paper", "certified"):
-        for epsilon in sorted({float(row["epsilon"]) for row in rows}):
-            own = {r["method"]: r for r in rows if r.matches(noise=noise, epsilon=epsilon)}
-            if len(own) == len(METHODS):
-                listed = ", ".join(f"{m} {own[m].spread('accuracy')}" for m in METHODS)
-                proved = ", ".join(f"{own[m].cost['certified']:.2f}" for m in METHODS)
-                more = f"; proved epsilons {proved}" if noise == "paper" else ""
-                found.append(f"epsilon {epsilon:g}, {noise} noise: {listed}{more}")
-    return found
-
-
-def convergence(rows: Sequence[Row]) -> Sequence[str]:
-    """Report accuracy and both epsilons of every case."""
-    return [
-        f"sigma {row['sigma']:g}, tau {row['tau']}: accuracy {row.spread('accuracy')}, claimed "
-        f"epsilon {row.cost['claimed']:.3g}, proved {row.cost['certified']:.3g}"
-        for row in rows
-    ]
-
-
-def lowest_loss(rows: Sequence[Row]) -> Sequence[str]:
-    """Report where the training loss is lowest."""
-    return _lowest(rows, "train_loss")
-
-
-def lowest_gradient(rows: Sequence[Row]) -> Sequence[str]:
-    """Report where the norm of the gradient is lowest."""
-    return _lowest(rows, "gradient_norm")
-
-
-def _lowest(rows: Sequence[Row], figure: str) -> Sequence[str]:
-    found = []
-    for row in rows:
-        curve = [(number, spread) for number, spread in row.curve(figure) if spread.runs]
-        number, low = min(curve, key=lambda point: point[1].mean)
-        found.append(
-            f"{row.case.described()}: {figure.replace('_', ' ')} {curve[0][1].mean:.3g} at first, "
-            f"lowest {low.mean:.3g} in round {number}, {curve[-1][1].mean:.3g} at the end; "
-            f"accuracy {row.spread('accuracy')}"
-        )
-    return found

@@ -32,7 +32,6 @@ from fedveil_lab.reproduction.case import (
 from fedveil_lab.reproduction.claims.liang import paper_liang_epsilon, paper_liang_nu_real
 from fedveil_lab.reproduction.experiment import Scale, table_of
 from fedveil_lab.reproduction.run_case import Tick, run_case
-from fedveil_lab.reproduction.summary import Row, paired
 
 TABLE = table_of("liang")
 PUBLISHED, TASKS = TABLE["published"], TABLE["tasks"]
@@ -245,21 +244,6 @@ def run_automatic(case: Case, seed: int, tick: Tick) -> Outcome:
     )
 
 
-def auto_gains(rows: Sequence[Row]) -> Sequence[str]:
-    """Report every method at each budget, and how far automatic is from the best fixed strength."""
-    found = []
-    for noise, epsilon in dict.fromkeys((row["noise"], row["epsilon"]) for row in rows):
-        own = {row["method"]: row for row in rows if row.matches(noise=noise, epsilon=epsilon)}
-        fixed = max((own[name] for name in RULES if name in own), key=lambda r: r.mean("accuracy"))
-        gain = paired(own["automatic"], fixed, "accuracy")
-        listed = ", ".join(f"{name} {row.spread('accuracy')}" for name, row in own.items())
-        found.append(
-            f"epsilon {epsilon:g}, {noise} noise: {listed}. Automatic minus the best fixed "
-            f"strength ({fixed['method']}): {gain.mean:+.2f} ± {gain.error:.2f}"
-        )
-    return found
-
-
 def demonstration(scale: Scale, recipe: Mapping[str, Any], *, smoothing: float) -> Case:
     """Return one path of noisy gradient descent in two dimensions."""
     values = (("training.rounds", STEPS), ("server.smoothing", smoothing))
@@ -294,89 +278,3 @@ def run_demonstration(case: Case, seed: int, tick: object = None) -> Outcome:
     final = {**curve[-1], "roughness": float(turns.mean()), "mean_across": float(across.mean())}
     cost = dict.fromkeys(("claimed", "certified", "delta", "noise_multiplier"))
     return {"seed": seed, "final": final, "curve": curve, "cost": cost}
-
-
-def smoothing_gains(rows: Sequence[Row]) -> Sequence[str]:
-    """Compare table 1 with the paper's, smoothing with none, and claimed with proved noise."""
-    found = []
-    for pixels in ("unit", "standard"):
-        gaps = [
-            row.mean("accuracy") - row.case.published
-            for row in rows
-            if row.case.published is not None and row["pixels"] == pixels
-        ]
-        if gaps:
-            found.append(
-                f"pixels {pixels}: ours less the paper's, {len(gaps)} readable cells: mean "
-                f"{sum(gaps) / len(gaps):+.2f} points, largest {max(gaps, key=abs):+.2f}"
-            )
-    at_six = {
-        (noise, sampling): {
-            row["smoothing"]: row
-            for row in rows
-            if row.matches(pixels="unit", noise=noise, sampling=sampling, epsilon=6)
-        }
-        for noise in ("paper", "certified")
-        for sampling in ("fixed", "poisson")
-    }
-    for (noise, sampling), own in at_six.items():
-        accuracy = {smoothing: row.mean("accuracy") for smoothing, row in own.items()}
-        if 0 in own and len(own) > 1:
-            best = max((s for s in own if s != 0), key=lambda s: accuracy[s])
-            found.append(
-                f"epsilon 6, {sampling}, {noise} noise: smoothing {best} ahead of none by "
-                f"{accuracy[best] - accuracy[0]:+.2f} points, at {accuracy[best]:.2f}"
-            )
-    for sampling in ("fixed", "poisson"):
-        papers, proved = at_six["paper", sampling], at_six["certified", sampling]
-        if papers and proved:
-            worth = next(iter(papers.values())).cost["certified"]
-            most = [max(row.mean("accuracy") for row in own.values()) for own in (proved, papers)]
-            found.append(
-                f"{sampling}: the paper's noise for epsilon 6 is really worth {worth:.2f}; with "
-                f"the noise that 6 needs, the best accuracy is {most[0]:.2f} instead of "
-                f"{most[1]:.2f}"
-            )
-    return found
-
-
-def shorter_steps(rows: Sequence[Row]) -> Sequence[str]:
-    """Report smoothing, a step that leaves as much noise, and neither, side by side."""
-    found = []
-    for row in rows:
-        same = {"sampling": row["sampling"], "strength": row["strength"]}
-        other = next((r for r in rows if r.matches(method="shorter step", **same)), None)
-        plain = next((r for r in rows if r.matches(method="none", sampling=row["sampling"])), None)
-        if row["method"] == "smoothing" and other and plain:
-            found.append(
-                f"{row['sampling']}, noise shrunk to {row['noise left']}: smoothing "
-                f"{row['strength']} {row.spread('accuracy')}, shorter step "
-                f"{other.spread('accuracy')}, neither {plain.spread('accuracy')}"
-            )
-    return found
-
-
-def by_method(rows: Sequence[Row]) -> Sequence[str]:
-    """Report the accuracy of every method, one line for each noise multiplier."""
-    return [
-        f"z = {z:g}: "
-        + ", ".join(f"{r['method']} {r.spread('accuracy')}" for r in rows if r.matches(z=z))
-        for z in dict.fromkeys(float(row["z"]) for row in rows)
-    ]
-
-
-def step_gains(rows: Sequence[Row]) -> Sequence[str]:
-    """Report what smoothing changes, and a shorter step, beside the plain method."""
-    found = []
-    for plain in rows:
-        same = {name: value for name, value in plain.case.labels if name != "smoothing"}
-        others = [row for row in rows if row is not plain and row.matches(**same)]
-        if plain["smoothing"] == 0.0 and others:
-            told = ", ".join(f"{name} {value}" for name, value in same.items())
-            listed = "; ".join(
-                f"{row['smoothing']}: {row.spread('accuracy')} "
-                f"({row.mean('accuracy') - plain.mean('accuracy'):+.2f})"
-                for row in others
-            )
-            found.append(f"{told}: none {plain.spread('accuracy')}; smoothing {listed}")
-    return found

@@ -1,6 +1,7 @@
-"""A property of a client's records that is not its label, from its upload.
+"""What uploads tell about a client besides its records: its most common label, and a property.
 
-The attacker knows other clients, their uploads and whether they have the property (Melis et al.
+The class whose last bias was raised most is the client's most common label. For a property that is
+not its label the attacker knows other clients, their uploads and whether they have it (Melis et al.
 2019), fits a linear rule to them (ridge regression) and applies it to the victims.
 """
 
@@ -13,8 +14,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fedveil.core.errors import ConfigError
+from fedveil.data.federation import Task
 from fedveil.planning.plan import Plan
-from fedveil_lab.audit.attack.uploads import SUMS, crowd_of, uploads
+from fedveil_lab.audit.attack.uploads import SUMS, Uploads, crowd_of, uploads
 
 CLIENTS = 400  # of whom half are known, and half are victims
 _LEAST = 200  # fewer leave nobody to learn from
@@ -23,8 +25,8 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class PropertyGuess:
-    """Victims of whom it was said right whether they have it; `by_chance`: the best blind guess."""
+class Guess:
+    """Victims of whom `what` was told right from a view; `by_chance`: the best blind guess."""
 
     view: str
     what: str
@@ -33,9 +35,29 @@ class PropertyGuess:
     by_chance: float
 
 
+def guess_labels(plan: Plan, sent: Uploads) -> tuple[Guess, ...]:
+    """Name each victim's most common label: the class whose bias was raised most."""
+    last = list(plan.layout)[-1]
+    classes = plan.federation.classes
+    if plan.federation.task is not Task.CLASSIFICATION or last.shape != (classes,):
+        raise ConfigError("attack: labels are read off a last bias with one entry for each class")
+    records = int(sent.crowd.sizes[0])
+    labels = np.asarray(sent.crowd.train.targets[: sent.victims * records]).reshape(-1, records)
+    counts = np.stack([np.bincount(row, minlength=classes) for row in labels])
+    common = counts == counts.max(axis=1, keepdims=True)
+    everybody = np.bincount(np.asarray(plan.federation.train.targets), minlength=classes)
+    blind = float(common[:, everybody.argmax()].mean())
+    found = []
+    for view, rows in sent.views.items():
+        guessed = rows[:, last.start : last.stop].argmax(dim=1).numpy()
+        right = int(common[np.arange(len(common)), guessed].sum())
+        found.append(Guess(view, "the most common label of a client", right, sent.victims, blind))
+    return tuple(found)
+
+
 def guess_property(
     plan: Plan, column: str | None, records: int, chance: np.random.Generator, seed: int
-) -> tuple[PropertyGuess, ...]:
+) -> tuple[Guess, ...]:
     """Say of each victim whether its mean of a column, or of all inputs, is above the median."""
     federation = plan.federation
     clients = min(CLIENTS, len(federation.train) // records)
@@ -54,14 +76,14 @@ def guess_property(
     for view, rows in uploads(plan, crowd, clients, seed).views.items():
         said = _said(rows[known], has[known], rows[victims])
         right = int((said == has[victims]).sum())
-        found.append(PropertyGuess(view, what, right, len(said), blind))
+        found.append(Guess(view, f"{what} above the median", right, len(said), blind))
     return tuple(found)
 
 
 def _column(
     plan: Plan, column: str | None, inputs: npt.NDArray[np.generic]
 ) -> tuple[str, npt.NDArray[np.float64]]:
-    """The property in words, and its value for each record."""
+    """Return the property in words, and its value for each record."""
     names = plan.federation.features
     rows = np.asarray(plan.federation.model_inputs(inputs), dtype=np.float64)
     flat = rows.reshape(len(rows), -1)
