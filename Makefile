@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: all run demo test test-slow coverage docs mutants fuzz check bench clean
+.PHONY: all run demo sbom test test-slow coverage docs mutants fuzz check bench clean
 
 run: .venv/installed
 	$(BIN)/fedveil run
@@ -14,6 +14,12 @@ all: .venv/all
 # A hub and three hospitals as processes with mTLS, two of them killed on the way; see docs/deploy.md.
 demo: .venv/all
 	$(BIN)/python tools/demo.py
+
+# What is installed for a hub or a site, as a CycloneDX document: every library with version, licence and digest.
+sbom: .venv/all
+	$(PYTHON) -m venv .venv/sbom
+	.venv/sbom/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
+	.venv/sbom/bin/cyclonedx-py environment .venv --output-reproducible --output-file sbom.json
 
 # Two workers of one thread each: two threads each would fight over two cores. Compiled modules are
 # kept, whatever the environment says: tests start dozens of processes.

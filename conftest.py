@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from tests.paths import python_path
 from tests.report.browser import Page, installed
+from tests.shell import Shell, shell
 
 # No test asserts a wall-clock time: a busy machine is not a defect.
 settings.register_profile("fedveil", deadline=None)
@@ -20,6 +21,12 @@ os.environ["PYTHONPATH"] = python_path()
 def _state(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Notes about ledgers go where the tests' runs are, not into the user's home."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture
+def fedveil(capsys: pytest.CaptureFixture[str]) -> Shell:
+    """The command line, called in this process."""
+    return shell(capsys)
 
 
 @pytest.fixture(scope="session")

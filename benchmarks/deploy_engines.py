@@ -70,7 +70,8 @@ def engines(
     homes = {}
     for name in names:
         bundle = Bundle.read(hub.path / "bundles" / f"{name}.bundle")
-        homes[name] = SiteHome.create(folder / name, bundle, folder, folder / "policy.toml")
+        rows = folder / f"{name}.csv"  # which nobody reads
+        homes[name] = SiteHome.create(folder / name, bundle, rows, folder / "policy.toml")
     processes = [CourierProcess(home) for home in (hub, *homes.values())]
     courier = Homes(hub, homes)
     try:

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.deploy_engines import memory_of
+from fedveil_federation.deploy.sockets import free_port
 from tools import demo
 
 REST = 20  # seconds
@@ -55,7 +56,9 @@ def run() -> None:
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
         playing = demo.Demo(Path(made))
         try:
-            demo.found(playing, 4, ROWS)
+            demo.found(playing, 4, ROWS, f"localhost:{free_port()}")
+            for name in ("hospitals", *demo.SITES):
+                playing.start(name)
             demo.confirm(playing)
             playing.kill("north")
             playing.start("north", "--rest", str(REST))

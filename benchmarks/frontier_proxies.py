@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import interpolate
 
-from fedveil.data.encoding import FARTHEST
+from fedveil.data.encoder import FARTHEST
 from fedveil.data.examples import Examples, Task
 from fedveil.data.federation import Federation, Scaling
 from fedveil.data.partition import IID, ByOwner, Dirichlet, Partition, SortedSlices

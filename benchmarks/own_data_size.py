@@ -3,7 +3,7 @@
     python -m benchmarks.own_data_size [--clients 5000 50000] [--rows 1000000] [--search]
 
 Trains on made-up tables of so many clients with ten rows each, in four rounds (`--search`: with the
-settings that a search finds), and predicts so many rows with the last model.
+settings that a search finds), and predicts and scores so many rows with the last model.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def main() -> None:
         path = write(Path(folder) / "new.csv", args.rows // _EACH)
         used = measured("predict", run, path, "--output", Path(folder) / "out.csv")
         print(f"predict, {args.rows:,} rows: {used}", flush=True)
+        print(f"evaluate, {args.rows:,} rows: {measured('evaluate', run, path)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.predicted import Prediction, predict
 from fedveil.planning import recipe as recipes
 from fedveil.tune.advice import prepare
 from fedveil.tune.proxy import Proxy
@@ -33,7 +34,6 @@ from fedveil_lab.reproduction.case import Case, Certified, Label, federation_of
 from fedveil_lab.reproduction.experiment import Scale, table_of
 from fedveil_lab.reproduction.pages.fu import lending
 from fedveil_lab.reproduction.pages.hu import adult
-from fedveil_lab.reproduction.predicted import Prediction, predict
 
 RESULTS = Path("results")
 GRIDS = {"fu-table-2": ("T", range(10, 101, 10)), "fu-table-3": ("E", (1, 2, 3, 4, 6, 12))}

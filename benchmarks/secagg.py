@@ -24,7 +24,6 @@ import numpy as np
 
 from fedveil.privacy.secure_sums.dropouts import Dropouts
 from fedveil.privacy.secure_sums.masks import apply_masks
-from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.privacy.secure_sums.params import SecAggParams
 from fedveil.privacy.secure_sums.stopwatch import Stopwatch
 from fedveil_federation.secagg.simulation import Simulation
@@ -51,8 +50,8 @@ def sparse_terms(cohort: int) -> SecAggParams:
     return SecAggParams("bench", cohort // 2, cohort // 20, 0.1, sparse=True, honest_server=True)
 
 
-def simulated(params: SecAggParams, mode: SecureMode = SecureMode.MASKED) -> Simulation:
-    return Simulation(params, mode, Stopwatch(clock=time.process_time))
+def simulated(params: SecAggParams) -> Simulation:
+    return Simulation(params, Stopwatch(clock=time.process_time))
 
 
 def mask_rate() -> Figure:
@@ -87,12 +86,12 @@ def server(dropout: float, limit: float) -> Figure:
     return Figure(what, seconds, "s", f"< {limit:g}", seconds < limit, best)
 
 
-def whole_round(mode: SecureMode) -> Figure:
+def whole_round() -> Figure:
     """1000 devices x 100 k parameters, 5 % lost, everything simulated."""
-    simulation = simulated(sparse_terms(1000), mode)
+    simulation = simulated(sparse_terms(1000))
     results = [_round(simulation, round_number, 1000, 100_000, 0.05) for round_number in range(3)]
     best = min(results, key=lambda r: r["total"])
-    what = f"{mode.value} round, 1000 devices x 100 k, 5% lost, degree {best['degree']:.0f}"
+    what = f"masked round, 1000 devices x 100 k, 5% lost, degree {best['degree']:.0f}"
     return Figure(what, best["total"], "s", "< 5.3", best["total"] < 5.3, best)
 
 
@@ -190,8 +189,7 @@ def figures(with_flower: bool) -> list[Figure]:
         one_device(),
         server(0.0, 2.0),
         server(0.1, 10.0),
-        whole_round(SecureMode.MASKED),
-        whole_round(SecureMode.IDEAL),
+        whole_round(),
     ]
     return found + (against_flower() if with_flower else [])
 

@@ -24,11 +24,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedveil.privacy.secure_sums.masks import keystream
 from fedveil.privacy.secure_sums.params import SecAggParams
 from fedveil_federation.secagg import pairs, session, wire
-from fedveil_federation.secagg.blame import given
 from fedveil_federation.secagg.keys import DeviceKeys
 from fedveil_federation.secagg.layout import packed
 from fedveil_federation.secagg.messages import Masked, Shares, Unmask
-from fedveil_federation.secagg.roster import Admission, Roster
+from fedveil_federation.secagg.roster import Roster
 from fedveil_federation.secagg.server import Server
 from fedveil_federation.secagg.server_round import ServerRound
 from fedveil_federation.secagg.shares import draw_secret, split
@@ -66,7 +65,6 @@ class StandIns:
             os.urandom(16),
             os.urandom(64 * degree),
             bytes(32 * degree),
-            bytes(16 * degree),
             pairs.wrap(self.root * masks, self.pair_secret),
             pairs.root_print(self.root) * masks,
         )
@@ -81,7 +79,7 @@ class StandIns:
         near = self.tables.near[device, self.tables.columns[device]]
         net = np.uint32((2 * int((near > device).sum()) - len(near)) % 2**32)
         words = vector.astype("<u4") + self.own_mask + net * self.pair_mask
-        message = Masked(self.layout.digest, device, b"", b"", words.tobytes())
+        message = Masked(self.layout.digest, device, b"", words.tobytes())
         return wire.seal(message, self.stamp(device))
 
     def unmask(self, device: int, sharers: bytes, survived: np.ndarray) -> bytes:
@@ -90,14 +88,9 @@ class StandIns:
         said = (
             self.layout.survivors_digest(sharers, packed(survived)),
             bytes((self.plan.degree + 7) // 8),
-            self.layout.accepted(
-                self.tables.near[device].astype("<u8").tobytes(), bytes(32 * self.plan.degree)
-            ),
             answers,
         )
-        signature = self.identities[device].sign(given(self.layout.digest, device, *said))
-        message = Unmask(self.layout.digest, device, *said, signature)
-        return wire.seal(message, self.stamp(device))
+        return wire.seal(Unmask(self.layout.digest, device, *said), self.stamp(device))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -118,9 +111,9 @@ def main(arguments: list[str] | None = None) -> None:
     identities = [Ed25519PrivateKey.generate() for _ in range(count)]
     agreement = X25519PrivateKey.generate()
     pinned = {i: one.public_key().public_bytes_raw() for i, one in enumerate(identities)}
-    roster = Roster("bench", Admission(pinned))
+    roster = Roster("bench", pinned)
     cards = (DeviceKeys("bench", i, one, agreement).card() for i, one in enumerate(identities))
-    timed("enrol, once", roster.admit_all, cards)
+    timed("enrol, once", roster.admit, *cards)
     server = Server(Ed25519PrivateKey.generate(), roster, params)
     opened = timed("open", server.open, 1, range(count), asked.dimension, 32)
     devices = StandIns(opened, identities)

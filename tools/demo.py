@@ -95,13 +95,20 @@ class Demo:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Notes about these ledgers go with the demo: the next one has the same rows."""
+        return {**os.environ, "XDG_STATE_HOME": str(self.folder / "state")}
+
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:6.1f} s] {text}", flush=True)
 
     def fedveil(self, *arguments: str) -> Any:
         """A command's JSON answer."""
         command = [sys.executable, "-m", "fedveil", *arguments, "--json"]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True
+        )
         if done.returncode:
             sys.exit(f"fedveil {' '.join(arguments)}: {done.stderr.strip()}")
         return json.loads(done.stdout)
@@ -116,7 +123,12 @@ class Demo:
         command = [sys.executable, "-m", "fedveil", kind, "start", "--home", name, *more]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def kill(self, name: str) -> None:
@@ -170,7 +182,7 @@ def write_tables(folder: Path, rows: int) -> None:
     (folder / "schema.toml").write_text(SCHEMA)
 
 
-def found(demo: Demo, rounds: int, rows: int) -> None:
+def found(demo: Demo, rounds: int, rows: int, address: str) -> None:
     """Files, federation and bundles; every hospital joins."""
     write_tables(demo.folder, rows)
     (demo.folder / "policy.toml").write_text(POLICY)
@@ -178,7 +190,6 @@ def found(demo: Demo, rounds: int, rows: int) -> None:
     (demo.folder / "recipe.toml").write_text(RECIPE.format(rounds=rounds, batch=batch))
     sites = [word for site in SITES for word in ("--site", site)]
     schema = ("--schema", "schema.toml", "--label", "readmitted")
-    address = f"localhost:{free_port()}"
     demo.fedveil("federation", "init", "hospitals", "--hub", address, *sites, *schema)
     demo.say(f"federation founded, hub at {address}; a bundle for each of {', '.join(SITES)}")
 
@@ -191,9 +202,7 @@ def found(demo: Demo, rounds: int, rows: int) -> None:
 
 
 def confirm(demo: Demo) -> None:
-    """Start everybody; the owners compare the members' list and confirm it."""
-    for name in ("hospitals", *SITES):
-        demo.start(name)
+    """The owners compare the members' list and confirm it, as soon as everybody is there."""
     proposed = [demo.folder / site / "members-proposed.toml" for site in SITES]
     demo.wait("the members' list", lambda: all(path.exists() for path in proposed))
     lists = demo.each(lambda site: ("site", "members", "--home", site))
@@ -249,7 +258,9 @@ def show(demo: Demo) -> dict[str, Any]:
 def play(folder: Path, rounds: int, rows: int) -> dict[str, Any]:
     demo = Demo(folder)
     try:
-        found(demo, rounds, rows)
+        found(demo, rounds, rows, f"localhost:{free_port()}")
+        for name in ("hospitals", *SITES):
+            demo.start(name)
         confirm(demo)
         train(demo, rounds)
         return show(demo)
@@ -262,11 +273,23 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="a new folder to work in")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--rows", type=int, default=12_000, help="of all hospitals together")
+    one = parser.add_mutually_exclusive_group()  # where containers run the parties
+    one.add_argument("--found", metavar="HOST:PORT", help="only found the federation and join it")
+    one.add_argument("--train", action="store_true", help="only confirm the members and train")
     args = parser.parse_args()
     os.umask(0o077)
     folder = args.folder or Path(tempfile.mkdtemp(prefix="fedveil-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
-    play(folder.absolute(), args.rounds, args.rows)
+    demo = Demo(folder.absolute())
+    if args.found:
+        found(demo, args.rounds, args.rows, args.found)
+    elif args.train:
+        confirm(demo)
+        wanted = ("--name", "first", "--test", "test.csv", "--home", "hospitals")
+        demo.fedveil("federation", "run", "recipe.toml", *wanted)
+        show(demo)
+    else:
+        play(folder.absolute(), args.rounds, args.rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The pictures of README and docs: `python tools/pictures.py [claims terminal report site]`.
+"""The pictures of README and docs: `python tools/pictures.py [claims terminal report site ...]`.
 
 `claims` is drawn from results/*.json. `terminal` is a run on examples/loans.csv, as an animation of
-what it prints; `report` is its report, and `site` the documentation: screenshots by a headless
-Chromium. `site` needs `make docs` first.
+what it prints; `report` is its report, `site` the documentation and `console` the page of a site
+across machines: screenshots by a headless Chromium. `site` needs `make docs` first.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), *map(str, (ROOT / "packages").iterdir())]  # for `tests` of each
 IMAGES = ROOT / "docs" / "images"
 # What a line is called; which file it is from; which of its rows: labels that must be so.
 CLAIMS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
@@ -137,7 +138,39 @@ def shoot_site(folder: Path) -> None:
     _shoot({"site": (ROOT / "site" / "index.html", look)}, folder)
 
 
-def _shoot(views: Mapping[str, tuple[Path, Callable[[Any], None]]], folder: Path) -> None:
+def shoot_console(folder: Path) -> None:
+    """A hospital's console: a run that is over, and a plan that waits for two persons."""
+    from tests.deploy.hospitals import POLICY, hospitals
+
+    from fedveil_federation.deploy import hub_service
+    from fedveil_federation.deploy.approvals import Approvals, Persons
+    from fedveil_federation.deploy.console import console
+
+    hub_service._OWNERS = 0.0  # seconds: it need not wait for people here
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["XDG_STATE_HOME"] = place
+        made = hospitals(Path(place), POLICY + "\n[ask]\napprove = true\npersons = 2\n", rows=400)
+        made.meet()
+        service, north = made.service(), made.homes["north"]
+        for name, rounds in (("ward-a", 10), ("ward-b", 20)):
+            made.queue(name, test=False, training__rounds=rounds, privacy__epsilon=2.0)
+            service.step()
+            for home in made.homes.values() if name == "ward-a" else ():
+                approvals = Approvals.of(home)
+                for person in ("ada", "bo"):
+                    approvals.answer(next(iter(approvals.waiting())), True, person)
+            service.step()
+        persons = Persons(north.path / "persons.json")
+        for person in ("ada", "bo"):
+            persons.add(person, secrets.token_hex())
+        approvals = Approvals.of(north)
+        approvals.answer(next(iter(approvals.waiting())), True, "ada")
+        with console(north) as address:
+            _shoot({"console": (address, lambda page: page.look(1000, 1010))}, folder)
+        made.close()
+
+
+def _shoot(views: Mapping[str, tuple[Path | str, Callable[[Any], None]]], folder: Path) -> None:
     from tests.report.browser import Page, installed
 
     program = installed()
@@ -160,6 +193,7 @@ PICTURES: dict[str, Callable[[], None]] = {
     "terminal": lambda: draw_terminal(IMAGES / "run.svg"),
     "report": lambda: shoot_report(IMAGES),
     "site": lambda: shoot_site(IMAGES),
+    "console": lambda: shoot_console(IMAGES),
 }
 
 

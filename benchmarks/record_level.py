@@ -1,0 +1,273 @@
+"""Networks at record level: several sites with secret batches, beside Opacus on pooled data.
+
+    python -m benchmarks.record_level                     # what is missing of every task
+    python -m benchmarks.record_level adult mnist --seeds 1
+    python -m benchmarks.record_level --table             # results/record-level.md again
+
+Sites train by `dp_sgd` with batches that only they know, under a secure sum with noise in shares.
+Opacus trains the same network with the same expected batch, rounds, rate and clip on all records in
+one place, for the same epsilon and delta by its own accountant (PRV). Both draw Poisson batches.
+Rates and clips were tried on MNIST itself, for both alike: this compares systems, and is no private
+result. "no noise" is the federation of three sites with the same clip and next to no noise.
+Finished cells stand in results/record-level.json and are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+FILE = RESULTS / "record-level.json"
+DELTA = 1e-5
+EPSILONS = (1.0, 3.0, 8.0)
+SITES = (3, 16)
+
+
+class _Images(nn.Sequential):
+    """Convolutions on images that are stored with colours last."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        first = images.unsqueeze(1) if images.ndim == 3 else images.movedim(-1, 1)
+        outputs: Tensor = super().forward(first.contiguous())
+        return outputs
+
+
+def _mnist() -> nn.Module:
+    return _Images(
+        nn.Conv2d(1, 16, 8, 2, 3), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def _cifar10() -> nn.Module:
+    return _Images(
+        nn.Conv2d(3, 32, 3, 1, 1), nn.Tanh(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, 1, 1), nn.Tanh(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 3, 1, 1), nn.Tanh(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(2048, 192), nn.Tanh(), nn.Linear(192, 10),
+    )  # fmt: skip
+
+
+def _adult() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, 2))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set, a network and how it is trained.
+
+    Attributes:
+        source: Name of the data source.
+        network: Builds the network.
+        batch: Expected records in a batch, of all sites together.
+        rounds: Noisy steps.
+        rate: Learning rate.
+        clip: Bound of one record's gradient.
+    """
+
+    source: str
+    network: Callable[[], nn.Module]
+    batch: int
+    rounds: int
+    rate: float
+    clip: float
+
+
+TASKS = {
+    "adult": Task("adult", _adult, 1024, 600, 2.0, 0.5),
+    "mnist": Task("mnist", _mnist, 512, 600, 2.0, 1.0),
+    "cifar10": Task("cifar10", _cifar10, 1024, 250, 2.0, 1.0),
+}
+
+
+def started(task: Task, width: int, seed: int) -> nn.Module:
+    """Return the network with the first weights of a seed."""
+    torch.manual_seed(seed)
+    network = task.network()
+    if any(isinstance(layer, nn.LazyLinear) for layer in network):
+        network(torch.zeros(1, width))
+    return network
+
+
+def sites(task: Task, count: int, epsilon: float | None, seed: int) -> dict[str, float]:
+    """Train a federation of `count` sites, dealt at random; an epsilon of None is no noise."""
+    import fedveil as fv
+
+    federation = fv.load(task.source, clients=count, partition="iid", seed=seed)
+    records = int(federation.sizes.sum())
+    local = fv.LocalTraining(
+        fv.LearningRate(task.rate),
+        steps=1,
+        batch_size=max(1, round(task.batch / count)),
+        batch_rate=task.batch / records,
+    )
+    method = fv.dp_sgd(
+        rounds=task.rounds, cohort=fv.CohortRule(fv.Scheme.EVERYONE), local=local,
+        clip_norm=task.clip,
+    )  # fmt: skip
+    budget = fv.Budget(epsilon, DELTA, None if epsilon else 1e-3)
+    network = started(task, federation.input_shape[0], seed)
+    began = time.monotonic()
+    plan = fv.plan(method, federation, network, budget=budget, seed=seed)
+    run = fv.Run(plan, every=task.rounds)
+    try:
+        accuracy = run.finish().accuracy or 0.0
+    finally:
+        run.close()
+    guarantee = plan.guarantee
+    return {
+        "accuracy": accuracy,
+        "epsilon": float("inf") if guarantee is None else guarantee.epsilon,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def pooled(name: str, epsilon: float, seed: int) -> dict[str, float]:
+    """Train with Opacus, in its own environment, on all records of the same federation."""
+    import fedveil as fv
+    from benchmarks.environments import python_of
+
+    federation = fv.load(TASKS[name].source, clients=SITES[0], partition="iid", seed=seed)
+    arrays = {
+        f"{part}_{key}": np.asarray(value)
+        for part, own in (("train", federation.train), ("test", federation.test))
+        for key, value in (
+            ("inputs", federation.model_inputs(own.inputs)), ("targets", own.targets)
+        )
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "examples.npz"
+        np.savez(file, **arrays)
+        command = [python_of("opacus"), "-m", "benchmarks.record_level", name, "--peer", str(file)]
+        command += ["--epsilons", str(epsilon), "--seeds", str(seed)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def opacus(task: Task, file: str, epsilon: float, seed: int) -> dict[str, float]:
+    """Train with Opacus' PrivacyEngine in this process."""
+    from opacus import PrivacyEngine
+    from torch.utils.data import DataLoader, TensorDataset
+
+    with np.load(file) as arrays:
+        x, y, test_x, test_y = (
+            torch.from_numpy(np.ascontiguousarray(arrays[key]))
+            for key in ("train_inputs", "train_targets", "test_inputs", "test_targets")
+        )
+    network = started(task, x.shape[1], seed)
+    optimizer = torch.optim.SGD(network.parameters(), task.rate)
+    began = time.monotonic()
+    engine = PrivacyEngine(accountant="prv")
+    loader = DataLoader(TensorDataset(x.float(), y.long()), batch_size=task.batch)
+    # It takes epochs; its own number of steps an epoch is the number of batches in the data.
+    steps = len(loader)
+    private, optimizer, loader = engine.make_private_with_epsilon(
+        module=network, optimizer=optimizer, data_loader=loader, target_epsilon=epsilon,
+        target_delta=DELTA, epochs=max(1, round(task.rounds / steps)), max_grad_norm=task.clip,
+    )  # fmt: skip
+    left = task.rounds
+    while left:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(private(inputs), targets).backward()
+            optimizer.step()
+            left -= 1
+            if not left:
+                break
+    with torch.no_grad():
+        right = [
+            (network(part.float()).argmax(1) == labels).sum().item()
+            for part, labels in zip(test_x.split(1000), test_y.split(1000), strict=True)
+        ]
+    return {
+        "accuracy": sum(right) / len(test_y),
+        "epsilon": float(engine.get_epsilon(DELTA)),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def cells(name: str, epsilons: list[float], seeds: list[int]) -> dict[str, Callable[[], Any]]:
+    """Return what is to be measured, by the key under which it is kept."""
+    task, found = TASKS[name], {}
+    for seed in seeds:
+        for epsilon in epsilons:
+            for count in SITES:
+                found[f"{name}, {count} sites, epsilon {epsilon:g}, seed {seed}"] = (
+                    lambda c=count, e=epsilon, s=seed: sites(task, c, e, s)
+                )
+            found[f"{name}, Opacus, epsilon {epsilon:g}, seed {seed}"] = lambda e=epsilon, s=seed: (
+                pooled(name, e, s)
+            )
+        found[f"{name}, no noise, seed {seed}"] = lambda s=seed: sites(task, SITES[0], None, s)
+    return found
+
+
+def table(kept: dict[str, Any]) -> str:
+    """Return the cells as a page: mean and deviation over seeds."""
+    lines = [
+        "# Record level: secret batches at sites, beside Opacus on pooled records",
+        "",
+        "Test accuracy in percent, mean and deviation over seeds, delta 1e-5; made by",
+        "`python -m benchmarks.record_level`, whose docstring says what is compared.",
+        "",
+        "| data | epsilon | 3 sites | 16 sites | Opacus, pooled | no noise | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in TASKS:
+        for epsilon in EPSILONS:
+            ways = [f"{count} sites, epsilon {epsilon:g}" for count in SITES]
+            ways += [f"Opacus, epsilon {epsilon:g}", "no noise"]
+            runs = [
+                [100 * one["accuracy"] for key, one in kept.items()
+                 if key.startswith(f"{name}, {way}, seed")]
+                for way in ways
+            ]  # fmt: skip
+            if any(runs[:3]):
+                shown = " | ".join(
+                    "-" if not own else f"{mean(own):.1f}"
+                    + (f" ± {stdev(own):.1f}" if len(own) > 1 else "")
+                    for own in runs
+                )  # fmt: skip
+                lines.append(f"| {name} | {epsilon:g} | {shown} | {min(map(len, runs[:3]))} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.record_level")
+    parser.add_argument("task", nargs="*", help=", ".join(TASKS))
+    parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--table", action="store_true", help="write the page, run nothing")
+    parser.add_argument("--peer", help=argparse.SUPPRESS)  # in the environment of Opacus
+    args = parser.parse_args()
+    if args.peer:
+        (name,) = args.task
+        print(json.dumps(opacus(TASKS[name], args.peer, args.epsilons[0], args.seeds[0])))
+        return
+    kept = json.loads(FILE.read_text()) if FILE.exists() else {}
+    for name in [] if args.table else args.task or list(TASKS):
+        for key, run in cells(name, args.epsilons, args.seeds).items():
+            if key not in kept:
+                kept[key] = {what: round(value, 4) for what, value in run().items()}
+                FILE.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+                print(key, kept[key], flush=True)
+    FILE.with_suffix(".md").write_text(table(kept))
+
+
+if __name__ == "__main__":
+    main()
