@@ -55,12 +55,6 @@ class CourierSuite(ABC):
         gate.set()
         assert courier.ask({"slow": b"3", "quick": b"4"}, LONG) == {"slow": b"3", "quick": b"4"}
 
-    def test_requests_that_nobody_waited_for_leave_a_site_as_it_was(self, courier: Courier) -> None:
-        courier.attach("a", lambda frame: frame)
-        for number in range(30):
-            courier.ask({"a": b"%d" % number}, 0.01 * (number % 10))
-        assert courier.ask({"a": b"last"}, LONG) == {"a": b"last"}
-
     def test_sites_are_asked_at_once_and_each_one_request_at_a_time(self, courier: Courier) -> None:
         both = threading.Barrier(2, timeout=LONG)
         within = threading.Lock()
@@ -105,9 +99,3 @@ class CourierSuite(ABC):
         assert isinstance(courier.ask({"a": b"x"}, LONG)["a"], Unreachable)
         courier.attach("a", lambda frame: b"new")
         assert courier.ask({"a": b"x"}, LONG) == {"a": b"new"}
-
-    def test_closing_twice_is_fine_and_ends_it(self, courier: Courier) -> None:
-        courier.attach("a", lambda frame: frame)
-        courier.close()
-        courier.close()
-        assert isinstance(courier.ask({"a": b"x"}, 0.05)["a"], Unreachable)

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.deploy_engines import MemoryCourier
 from fedveil.core.randomness import Randomness
 from fedveil.planning import recipe as recipes
 from fedveil.planning.recipe import Recipe
 from fedveil.run.run import Run
-from fedveil_federation.deploy.courier import Courier, MemoryCourier
+from fedveil_federation.deploy.courier import Courier
 from fedveil_federation.deploy.hub_service import HubJob, HubService
 from fedveil_federation.deploy.site_service import SiteService
 from fedveil_federation.deploy.state_dirs import Bundle, HubHome, SiteHome
-from fedveil_federation.secagg.server_round import Deadlines
+from fedveil_federation.secagg.server import Deadlines
 
 SITES = ("north", "south", "east")
 COLUMNS: dict[str, Any] = {

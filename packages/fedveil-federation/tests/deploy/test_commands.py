@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import stat
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +13,8 @@ import tomli_w
 from tests.deploy.hospitals import COLUMNS, POLICY, SITES, table
 
 from fedveil.cli import main
-from fedveil.core.errors import ConfigError
-from fedveil_federation.deploy import courier_process
 from fedveil_federation.deploy.certificates import Pair, days_left, renewed
-from fedveil_federation.deploy.courier_process import CourierProcess
-from fedveil_federation.deploy.schemas import TableSchema
 from fedveil_federation.deploy.site_service import SiteService
-from fedveil_federation.deploy.sockets import check_free, free_port
 from fedveil_federation.deploy.state_dirs import HubHome, SiteHome, keep_pair
 
 SHELL = [word for site in SITES for word in ("--site", site)]
@@ -100,17 +91,6 @@ def test_a_site_whose_patients_have_several_visits(here: Path, capsys: Any) -> N
         assert column in said
 
 
-def test_what_people_read(here: Path, capsys: Any) -> None:
-    words = ("--hub", "localhost:8002", *SHELL, "--schema", "schema.toml", "--label", "ill")
-    assert main(["federation", "init", "hospitals", *words]) == 0
-    assert "for north alone" in capsys.readouterr().out
-    bundle = ("hospitals/bundles/north.bundle", "--data", "patients.csv")
-    assert main(["site", "join", *bundle, "--policy", "policy.toml"]) == 0
-    assert "50, as 5 inputs" in capsys.readouterr().out
-    assert main(["site", "ledger", "--home", "north"]) == 0
-    assert "of 50 at delta" in capsys.readouterr().out
-
-
 def test_mistakes_get_one_line_that_says_what_to_do(here: Path, capsys: Any) -> None:
     said = refusal(capsys, "federation", "init", "hospitals", *SHELL)
     assert "--hub: say which" in said
@@ -142,39 +122,6 @@ def test_mistakes_get_one_line_that_says_what_to_do(here: Path, capsys: Any) -> 
     assert "invalid choice" in refusal(capsys, "site", "fly")
 
 
-def test_a_site_that_cannot_join_leaves_nothing_behind(
-    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init(capsys)
-
-    def broken(self: object, path: Path, person_column: str | None) -> list[str]:
-        raise ConfigError("something about rows")
-
-    monkeypatch.setattr(TableSchema, "remarks", broken)
-    words = ("hospitals/bundles/north.bundle", "--data", "patients.csv", "--policy", "policy.toml")
-    assert "about rows" in refusal(capsys, "site", "join", *words)
-    assert not (here / "north").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--hub", "nowhere"), "need HOST:PORT"),
-        (("--hub", "localhost:99999"), "need HOST:PORT"),
-        (("--site", "north"), "different names"),
-        (("--site", "../etc"), "small letters"),
-        (("--label", "nobody"), "must be in it"),
-        (("--label", "age", "--holdout", "1.5"), "need a share"),
-    ],
-)
-def test_an_agreement_that_cannot_hold_is_refused(
-    words: tuple[str, ...], said: str, here: Path, capsys: Any
-) -> None:
-    usual = ("--hub", "localhost:8002", *SHELL, "--schema", "schema.toml", "--label", "ill")
-    assert said in refusal(capsys, "federation", "init", "hospitals", *usual, *words)
-    assert not (here / "hospitals").exists()
-
-
 def test_a_guessed_schema_is_agreed_on_by_nobody(here: Path, capsys: Any) -> None:
     """`fedveil data schema` drafts one from a site's own rows, and marks what it took from them."""
     drafted = {"columns": {**COLUMNS, "age": {**COLUMNS["age"], "guess": True}}}
@@ -183,28 +130,6 @@ def test_a_guessed_schema_is_agreed_on_by_nobody(here: Path, capsys: Any) -> Non
     said = refusal(capsys, "federation", "init", "hospitals", *usual)
     assert "column 'age' is a guess from somebody's rows" in said
     assert not (here / "hospitals").exists()
-
-
-def test_without_flare_it_is_said_how_to_get_it(
-    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init(capsys, "--courier", "flare")
-    monkeypatch.setattr(courier_process, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"fedveil-federation\[flare\]"):
-        CourierProcess(HubHome(here / "hospitals"))
-
-
-class NoCourier:
-    """Stands for a courier's process."""
-
-    ended = False
-
-    def __init__(self, home: SiteHome) -> None: ...
-
-    def keep_running(self) -> None: ...
-
-    def stop(self) -> None:
-        NoCourier.ended = True
 
 
 def test_a_site_that_was_away_when_its_certificate_expired_gets_another(
@@ -230,112 +155,3 @@ def test_a_site_that_was_away_when_its_certificate_expired_gets_another(
     assert days_left(site.certificate.certificate) > 364
     assert site.certificate.key == old.key
     assert "lasts no longer" in refusal(capsys, *taking, made)
-
-
-def test_a_site_that_has_rested_begins_anew(
-    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init(capsys)
-    join(capsys)
-    begun: list[list[str]] = []
-
-    def execute(program: str, words: list[str]) -> None:
-        begun.append(words)
-        raise SystemExit
-
-    monkeypatch.setattr(courier_process, "CourierProcess", NoCourier)
-    monkeypatch.setattr(SiteService, "rested", lambda self, seconds: seconds == 5.0)
-    monkeypatch.setattr(os, "execv", execute)
-    with pytest.raises(SystemExit):
-        main(["site", "start", "--home", "north", "--rest", "5"])
-    assert begun == [[sys.executable, *sys.orig_argv[1:]]]
-    assert NoCourier.ended
-    assert not SiteHome(here / "north").running
-
-
-def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) -> None:
-    init(capsys)
-    home = HubHome(here / "hospitals")
-    assert not home.running
-    with home.lock():
-        assert home.running
-        with pytest.raises(ConfigError, match="another process runs it"):
-            home.lock()
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("[budget]", "budget = 3\n[bdget]"), "say what a run may cost"),
-        (("epsilon = 50.0", "epsilon = -1.0"), "lifetime.epsilon = -1.0: need a number above 0"),
-        (('"record", "client"', '"patient"'), "policy: allow.units: unknown 'patient'"),
-        (('"record", "client"', '"record", "person"'), "policy: allow.units: plans for records"),
-        (("[show]", '[ask]\nhubs = ["..."]\n[show]'), "ask.hubs names others than this"),
-        (("[show]", "[show"), "not valid TOML"),
-    ],
-)
-def test_a_wrong_policy_is_refused_when_a_site_joins(
-    change: tuple[str, str], said: str, here: Path, capsys: Any
-) -> None:
-    init(capsys)
-    (here / "policy.toml").write_text(POLICY.replace(*change))
-    bundle = ("hospitals/bundles/north.bundle", "--data", "patients.csv")
-    assert said in refusal(capsys, "site", "join", *bundle, "--policy", "policy.toml")
-    assert not (here / "north").exists()
-
-
-def test_an_owner_is_told_what_the_schema_does_not_describe(here: Path, capsys: Any) -> None:
-    init(capsys, "--holdout", "0.2")
-    lines = table(50, 1).splitlines()
-    wards = sum(",c," in line for line in lines)
-    lines[1], lines[2], lines[3] = "old,120,a,true,0", "130,120,a,true,1", "30,120,a,,2"
-    wards -= sum(",c," in line for line in table(50, 1).splitlines()[1:4])
-    (here / "patients.csv").write_text("\n".join(lines) + "\n")
-    joined = join(capsys)
-    assert joined["rows"] + joined["held_out"] == 50
-    assert joined["notes"] == [
-        "1 of 50 rows have no label of the agreed kind and contribute nothing",
-        "column 'age': 1 of 50 values are missing or no number",
-        "column 'age': 1 of 50 are outside 0 to 100, and count as the nearer end",
-        f"column 'ward': {wards} of 50 values are none of 'a', 'b'",
-    ]
-
-
-def test_a_hub_whose_port_is_taken_says_so(
-    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(ConfigError, match=r"port \d+: Address already in use; stop what"):
-            check_free(other.getsockname()[1], 0.0)
-    check_free(free_port(), 0.0)
-
-
-def test_status_says_that_the_hub_does_not_run(here: Path, capsys: Any) -> None:
-    init(capsys)
-    assert answer(capsys, "federation", "status", "--home", "hospitals")["running"] is False
-    assert main(["federation", "status", "--home", "hospitals"]) == 0
-    said = capsys.readouterr().out
-    assert "the hub is not running" in said
-    assert "None" not in said
-
-
-def test_only_a_run_that_has_ended_is_evaluated(here: Path, capsys: Any) -> None:
-    init(capsys)
-    said = refusal(capsys, "federation", "evaluate", "nothing", "--home", "hospitals")
-    assert "run 'nothing': no such run has ended" in said
-
-
-@pytest.mark.parametrize("key", ["site", "authority", "certificate", "key", "federation"])
-@pytest.mark.parametrize("value", [None, 3, ["a"]])
-def test_a_bundle_with_a_wrong_type_is_refused_by_name(
-    here: Path, capsys: Any, key: str, value: Any
-) -> None:
-    init(capsys)
-    path = here / "hospitals" / "bundles" / "north.bundle"
-    table = tomllib.loads(path.read_text())
-    table[key] = value
-    path.write_text(tomli_w.dumps({name: one for name, one in table.items() if one is not None}))
-    words = ("site", "join", str(path), "--data", "patients.csv", "--policy", "policy.toml")
-    assert key in refusal(capsys, *words)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
-import torch
 from pyarrow import csv, parquet
-from tests.deploy.hospitals import COLUMNS, POLICY, SITES, Hospitals, table
+from tests.deploy.hospitals import COLUMNS, table
 
-from fedveil.cli import main
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
 from fedveil.data.partition import IID
-from fedveil.planning import recipe as recipes
 from fedveil_federation.deploy.agreement import Agreement
-from fedveil_federation.deploy.hub_service import EVALUATION, HubJob
 from fedveil_federation.deploy.schemas import TableSchema
-from fedveil_federation.deploy.state_dirs import HubHome, SiteHome
 
 ARRAYS = {"shape": [12, 12], "classes": ["dark", "bright"], "min": 0, "max": 255}
 KNOWN: dict[str, Any] = {"name": "f", "address": "h:1", "hub": "00" * 32, "sites": ("a", "b")}
@@ -81,17 +74,6 @@ def test_rows_that_are_not_of_the_agreed_schema_are_refused(tmp_path: Path) -> N
         of_images.rows(tmp_path / "rows.csv")
 
 
-def test_a_cell_may_name_several_classes(tmp_path: Path) -> None:
-    ills = {"type": "category", "categories": ["flu", "gout"], "separator": ";"}
-    agreement = Agreement(**KNOWN, label="ills", columns={"age": COLUMNS["age"], "ills": ills})
-    (tmp_path / "rows.csv").write_text("age,ills\n30,flu;gout\n40,\n50,gout\n")
-    assert agreement.schema.remarks(tmp_path / "rows.csv") == []
-    found = agreement.rows(tmp_path / "rows.csv")
-    facts = agreement.facts((3, 3))
-    assert (facts.task, facts.classes) == (str(found.task), found.classes) == ("multi-label", 2)
-    assert sorted(map(tuple, found.train.targets.tolist())) == [(0, 0), (0, 1), (1, 1)]
-
-
 def test_what_a_hub_calls_its_categories_does_nothing_to_an_owner_s_screen(tmp_path: Path) -> None:
     """Remarks are shown before the owner trusts anybody."""
     ward = {"type": "category", "categories": ["\x1b[2J\nFingerprint: 0d6be", "b"]}
@@ -100,25 +82,6 @@ def test_what_a_hub_calls_its_categories_does_nothing_to_an_owner_s_screen(tmp_p
     (remark,) = agreement.schema.remarks(tmp_path / "rows.csv")
     assert "'ward'" in remark
     assert remark.isprintable()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"shape": [0, 12]}, "whole numbers"),
-        ({"shape": 12}, "needs shape"),
-        ({"classes": ["one"]}, "two different names"),
-        ({"classes": ["one", "one"]}, "two different names"),
-        ({"labels": ["one", "two"]}, "does not know 'classes'"),
-        ({"max": 0}, "need a range"),
-        ({"depth": 3}, "does not know 'depth'"),
-    ],
-)
-def test_arrays_that_nobody_can_mean_are_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        Agreement(**KNOWN, arrays={**ARRAYS, **wrong})
-    with pytest.raises(ConfigError, match="either columns"):
-        Agreement(**KNOWN, arrays=ARRAYS, label="ill", columns=COLUMNS)
 
 
 def images(rows: int, seed: int) -> Federation:
@@ -131,55 +94,3 @@ def images(rows: int, seed: int) -> Federation:
     return Federation.from_arrays(
         pixels.astype(np.uint8), labels, partition=IID(1), test_fraction=0.3, **given
     )
-
-
-def test_a_cnn_trains_across_sites_on_images(tmp_path: Path, capsys: Any) -> None:
-    schema, policy = tmp_path / "schema.toml", tmp_path / "policy.toml"
-    schema.write_text(tomli_w.dumps({"arrays": ARRAYS}))
-    allowed = POLICY.replace('"logistic"', '"cnn-lean"')
-    policy.write_text(allowed.replace("[allow]\n", "[allow]\nevaluation = true\n"))
-    words = [word for site in SITES for word in ("--site", site)]
-    hub = tmp_path / "hub"
-    words += ["--hub", "localhost:8002", "--schema", str(schema), "--home", str(hub)]
-    assert main(["federation", "init", "clinics", *words]) == 0
-    homes = {}
-    for number, site in enumerate(SITES):
-        images(120, number).save(tmp_path / f"{site}-rows")
-        home, data = tmp_path / site, str(tmp_path / f"{site}-rows")
-        own = ["--data", data, "--schema", str(schema), "--policy", str(policy)]
-        bundle = str(hub / "bundles" / f"{site}.bundle")
-        assert main(["site", "join", bundle, *own, "--home", str(home)]) == 0
-        homes[site] = SiteHome(home)
-    assert "84, as 144 inputs" in capsys.readouterr().out
-    images(60, 9).save(tmp_path / "test")
-    made = Hospitals(tmp_path, HubHome(hub), homes)
-    try:
-        made.meet()
-        values = {
-            "model.name": "cnn-lean",
-            "model.hidden": [4, 4],
-            "training.method": "dp-sgd",
-            "training.rounds": 3,
-            "training.sampling": "everyone",
-            "training.batch_size": 20,
-            "privacy.epsilon": 15.0,
-            "privacy.delta": 1e-5,
-            "aggregation.secure": "masked",
-        }
-        recipe = recipes.to_table(recipes.parse({}, (), values))
-        service = made.service()
-        service.queue.put(HubJob("first", recipe, str(tmp_path / "test")))
-        service.step()
-        assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
-        ((run, _),) = made.finished
-        assert run.guarantee is not None
-        assert run.guarantee.certified
-        assert not torch.equal(run.weights, run.plan.start)
-        assert len(run.plan.federation.test) == 60
-        service.queue.put(HubJob("score", {}, evaluate="first", noise=3.0))
-        service.step()
-        assert service.queue.ended("score") == {"outcome": "done", "reason": ""}
-        found = json.loads((made.hub.runs / "first" / EVALUATION).read_text())
-        assert abs(found["rows"] - 108) < 6 * 3 * 40**0.5  # a third of 120, three times
-    finally:
-        made.close()

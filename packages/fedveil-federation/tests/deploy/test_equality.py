@@ -100,28 +100,6 @@ CASES: dict[str, dict[str, Any]] = {
         "server__smoothing": 1.0,
         "privacy__trust": "distributed",
     },
-    "a server's optimiser and averages": {
-        "server__optimizer": "adam",
-        "server__learning_rate": 0.05,
-        "server__average": "exponential",
-        "training__momentum": 0.5,
-        "training__schedule": "cosine",
-    },
-    "weighted by examples": {
-        "training__method": "dp-fedavg",
-        "privacy__trust": "distributed",
-        "training__weighting": "examples",
-        "training__weight_cap": 30,
-    },
-    "weighted classes": {"training__class_weights": {"0": 0.5, "1": 2.0}},
-    "Laplace noise": {
-        "training__method": "client-noise",
-        "training__batch_size": None,
-        "aggregation__secure": None,
-        "privacy__noise": "laplace",
-        "privacy__delta": None,
-        "privacy__epsilon": 20.0,
-    },
     "a graph that an honest hub draws": {
         "aggregation__sparse": True,
         "aggregation__honest_server": True,
@@ -133,36 +111,10 @@ CASES: dict[str, dict[str, Any]] = {
         "model__angles": 2,
         "model__order": 1,
     },
-    "records as features": {
-        "training__method": "dp-sgd",
-        "training__batches": "shuffled",
-        "training__local_epochs": None,
-        "model__features": "scattering",
-        "model__scales": 1,
-        "model__angles": 2,
-        "model__whiten": "strokes",
-    },
     "features of a public network": {},
-    "rows as random features": {"model__features": "random", "model__width": 6},
     "texts": {"model__name": "lstm", "model__hidden": [4]},
     "public weights": {"model__name": "mlp", "model__hidden": [5], "model__frozen": ["backbone"]},
-    "records, adapters": {
-        "training__method": "dp-sgd",
-        "training__batches": "shuffled",
-        "training__local_epochs": None,
-        "model__name": "mlp",
-        "model__hidden": [5],
-        "model__frozen": ["backbone"],
-        "model__adapter_rank": 2,
-    },
     "several labels": {},
-    "records of several labels": {
-        "training__method": "gradient-noise",
-        "training__local_epochs": None,
-        "training__local_steps": 2,
-        "model__name": "mlp",
-        "model__hidden": [5],
-    },
     "local noise": {
         "training__method": "client-noise",
         "training__batch_size": None,
@@ -173,11 +125,7 @@ CASES: dict[str, dict[str, Any]] = {
         "privacy__trust": "central",
         "aggregation__secure": None,
     },
-    "by turns": {
-        "training__sampling": "round-robin",
-        "training__cohort": 3,
-        "training__rounds": 3,
-    },
+    "by turns": {"training__sampling": "round-robin", "training__cohort": 3, "training__rounds": 3},
     "records, one step": {
         "training__method": "dp-sgd",
         "training__batches": "shuffled",
@@ -214,14 +162,6 @@ CASES: dict[str, dict[str, Any]] = {
         "model__name": "mlp",
         "model__hidden": [5],
     },
-    "persons, several steps": {
-        "training__method": "gradient-noise",
-        "training__batch_size": 3,
-        "training__local_epochs": None,
-        "training__local_steps": 2,
-        "privacy__unit": "person",
-        "privacy__epsilon": 55.0,
-    },
 }
 
 
@@ -235,7 +175,7 @@ def network():
     made.pixels = 8
     return made
 """
-SLOW = ("a graph that an honest hub draws",)
+SLOW = ("a graph that an honest hub draws", "texts", "features of images", "persons, one step")
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
 
 

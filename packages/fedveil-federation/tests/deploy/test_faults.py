@@ -16,13 +16,14 @@ import pytest
 import torch
 from tests.deploy.world import World, facts_of, recipe_of, world
 
+from benchmarks.deploy_engines import MemoryCourier
 from fedveil.privacy.secure_sums.errors import RuleBroken
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
 from fedveil_federation import client_events
 from fedveil_federation.client_ledger import ClientLedger
 from fedveil_federation.deploy import hub as hub_module
-from fedveil_federation.deploy.courier import MemoryCourier, Unreachable
+from fedveil_federation.deploy.courier import Unreachable
 from fedveil_federation.deploy.envelope import Message, claimed, seal, unseal
 from fedveil_federation.deploy.guard import Guard
 from fedveil_federation.deploy.work import Training
@@ -168,20 +169,6 @@ def test_a_site_that_lies_about_its_keys_costs_nobody_the_sum(
     assert spent[3] == 0 < min(spent[:3])
 
 
-def test_an_upload_of_the_wrong_length_is_left_out(four: World, tmp_path: Path) -> None:
-    wrong = [(), (b"",), (bytes(7),), (bytes(8 * 10**4),)]
-    Answering(four, "site-3", "train", [Message({"status": "done"}, parts) for parts in wrong])
-    local = {
-        "training__method": "client-noise",
-        "training__batch_size": None,
-        "aggregation__secure": None,
-    }
-    recipe = recipe_of(**local, training__rounds=4)
-    run = four.hub().start(recipe, facts_of(four.data), tmp_path / "run")
-    assert [report.round_number for report in run] == [1, 2, 3, 4]
-    assert not torch.equal(run.state.weights, run.plan.start)
-
-
 class Counting(MemoryCourier):
     """Counts the legs of each kind, but not requests to a site that is still at work."""
 
@@ -235,38 +222,6 @@ def test_sites_join_the_next_round_while_they_unmask_this_one(tmp_path: Path) ->
         made.close()
 
 
-def test_too_few_sites_release_nothing_and_are_not_charged(tmp_path: Path) -> None:
-    made = world(tmp_path)  # three of three are needed
-    try:
-        dying = Dying(made, "site-1", "open", after=True)
-        run = made.hub().start(recipe_of(), facts_of(made.data), tmp_path / "run")
-        rounds = iter(run)
-        refused = next(rounds)
-        assert refused.dropouts is not None
-        assert "need 3" in refused.dropouts.not_released
-        assert torch.equal(run.state.weights, run.plan.start)
-        # The others gave nothing away: what they had reserved is theirs again.
-        assert made.guards["site-0"].store.ledger.runs() == {}
-        assert list(dying.guard.store.ledger.runs().values()) == [1]  # it cannot tell any more
-        last = next(rounds)
-        assert last.dropouts is not None
-        assert not last.dropouts.not_released
-        assert not torch.equal(run.state.weights, run.plan.start)
-    finally:
-        made.close()
-
-
-def test_a_second_run_of_the_same_federation_goes_on_with_the_numbers(
-    four: World, tmp_path: Path
-) -> None:
-    for name in ("one", "two"):
-        run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / name)
-        assert all(report.dropouts and not report.dropouts.not_released for report in run)
-        assert isinstance(run.directory, RunDirectory)
-        run.directory.close()
-    assert sorted(four.guards["site-0"].store.ledger.runs().values()) == [2, 2]
-
-
 def test_training_longer_than_a_request_is_asked_for_again(
     four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,25 +251,6 @@ def test_training_longer_than_a_request_is_asked_for_again(
     assert asked.count("train") >= 3
 
 
-class Slow(MemoryCourier):
-    """A connection that carries half a megabyte a second, there and back."""
-
-    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
-        assert all(len(frame) / 5e5 <= seconds for frame in frames.values()), "it is cut off"
-        return super().ask(frames, 600.0)
-
-
-def test_what_takes_longer_than_a_request_to_carry_gets_the_time(tmp_path: Path) -> None:
-    made = world(tmp_path, courier=Slow())
-    try:
-        sites = made.hub().sites
-        large = Message({"kind": "hello"}, (bytes(8_000_000),))  # sixteen seconds
-        sites.leg(dict.fromkeys(range(3), large), 1e6)
-        assert not sites.silent
-    finally:
-        made.close()
-
-
 def survivors(run: Run) -> list[int]:
     """Sites in each round's sum; -1 where nothing was released."""
     reports = [report.dropouts for report in run]
@@ -331,19 +267,6 @@ def spend_all(guard: Guard) -> None:
     ledger, spent = guard.store.ledger, guard.store.ledger.spent()
     terms = {name: getattr(ledger, name) for name in ("unit", "adjacency", "trust")}
     ClientLedger(ledger.path, max(spent, 1e-3), ledger.delta, **terms)
-
-
-def test_a_ledger_that_is_exhausted_in_the_middle_takes_its_site_out(
-    four: World, tmp_path: Path
-) -> None:
-    recipe = recipe_of(**FOUR, training__rounds=3)
-    hub = four.hub()
-    run = hub.start(recipe, facts_of(four.data), tmp_path / "run")
-    next(iter(run))
-    spend_all(four.guards["site-2"])
-    assert survivors(run) == [4, 3]  # it had paid for the second round when it unmasked the first
-    assert rounds_paid(four) == [3, 3, 2, 3]
-    assert hub.sites.refusals["site-2"] == "this site's lifetime budget does not allow it"
 
 
 def test_without_a_site_to_spare_an_exhausted_ledger_ends_the_releases(tmp_path: Path) -> None:
@@ -442,21 +365,6 @@ def test_a_frame_that_the_hub_cannot_log_is_no_fault_of_its_site(
     assert survivors(run) == [4]
 
 
-def test_a_later_round_that_cannot_be_logged_costs_this_one_nothing(
-    four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
-    failing_frames(monkeypatch, lambda frame: frame > 16)  # four legs of four sites
-    rounds = iter(run)
-    first = next(rounds)
-    monkeypatch.undo()
-    assert first.dropouts is not None
-    assert not first.dropouts.not_released
-    second = next(rounds)
-    assert second.dropouts is not None
-    assert second.dropouts.not_released
-
-
 def disturbed(made: World, first: Callable[[Guard, bytes], bytes], folder: Path) -> None:
     """A run in which each request to one site is answered as `first` says, and then as it should
     be: everybody is in every round, and pays for it once."""
@@ -527,6 +435,99 @@ def test_a_reply_that_is_cut_off_or_lost_is_asked_for_again(
     cut: Callable[[bytes], bytes], four: World, tmp_path: Path
 ) -> None:
     disturbed(four, lambda guard, frame: cut(guard.answer(frame)), tmp_path / "run")
+
+
+def test_an_upload_of_the_wrong_length_is_left_out(four: World, tmp_path: Path) -> None:
+    wrong = [(), (b"",), (bytes(7),), (bytes(8 * 10**4),)]
+    Answering(four, "site-3", "train", [Message({"status": "done"}, parts) for parts in wrong])
+    local = {
+        "training__method": "client-noise",
+        "training__batch_size": None,
+        "aggregation__secure": None,
+    }
+    recipe = recipe_of(**local, training__rounds=4)
+    run = four.hub().start(recipe, facts_of(four.data), tmp_path / "run")
+    assert [report.round_number for report in run] == [1, 2, 3, 4]
+    assert not torch.equal(run.state.weights, run.plan.start)
+
+
+def test_too_few_sites_release_nothing_and_are_not_charged(tmp_path: Path) -> None:
+    made = world(tmp_path)  # three of three are needed
+    try:
+        dying = Dying(made, "site-1", "open", after=True)
+        run = made.hub().start(recipe_of(), facts_of(made.data), tmp_path / "run")
+        rounds = iter(run)
+        refused = next(rounds)
+        assert refused.dropouts is not None
+        assert "need 3" in refused.dropouts.not_released
+        assert torch.equal(run.state.weights, run.plan.start)
+        # The others gave nothing away: what they had reserved is theirs again.
+        assert made.guards["site-0"].store.ledger.runs() == {}
+        assert list(dying.guard.store.ledger.runs().values()) == [1]  # it cannot tell any more
+        last = next(rounds)
+        assert last.dropouts is not None
+        assert not last.dropouts.not_released
+        assert not torch.equal(run.state.weights, run.plan.start)
+    finally:
+        made.close()
+
+
+def test_a_second_run_of_the_same_federation_goes_on_with_the_numbers(
+    four: World, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / name)
+        assert all(report.dropouts and not report.dropouts.not_released for report in run)
+        assert isinstance(run.directory, RunDirectory)
+        run.directory.close()
+    assert sorted(four.guards["site-0"].store.ledger.runs().values()) == [2, 2]
+
+
+class Slow(MemoryCourier):
+    """A connection that carries half a megabyte a second, there and back."""
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
+        assert all(len(frame) / 5e5 <= seconds for frame in frames.values()), "it is cut off"
+        return super().ask(frames, 600.0)
+
+
+def test_what_takes_longer_than_a_request_to_carry_gets_the_time(tmp_path: Path) -> None:
+    made = world(tmp_path, courier=Slow())
+    try:
+        sites = made.hub().sites
+        large = Message({"kind": "hello"}, (bytes(8_000_000),))  # sixteen seconds
+        sites.leg(dict.fromkeys(range(3), large), 1e6)
+        assert not sites.silent
+    finally:
+        made.close()
+
+
+def test_a_ledger_that_is_exhausted_in_the_middle_takes_its_site_out(
+    four: World, tmp_path: Path
+) -> None:
+    recipe = recipe_of(**FOUR, training__rounds=3)
+    hub = four.hub()
+    run = hub.start(recipe, facts_of(four.data), tmp_path / "run")
+    next(iter(run))
+    spend_all(four.guards["site-2"])
+    assert survivors(run) == [4, 3]  # it had paid for the second round when it unmasked the first
+    assert rounds_paid(four) == [3, 3, 2, 3]
+    assert hub.sites.refusals["site-2"] == "this site's lifetime budget does not allow it"
+
+
+def test_a_later_round_that_cannot_be_logged_costs_this_one_nothing(
+    four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
+    failing_frames(monkeypatch, lambda frame: frame > 16)  # four legs of four sites
+    rounds = iter(run)
+    first = next(rounds)
+    monkeypatch.undo()
+    assert first.dropouts is not None
+    assert not first.dropouts.not_released
+    second = next(rounds)
+    assert second.dropouts is not None
+    assert second.dropouts.not_released
 
 
 def test_clocks_that_differ_change_nothing(

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import io
 import json
 import os
 import socket
 import ssl
-import stat
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.deploy.engine_suite import EngineSuite, connected
-from tests.deploy.victims import (
-    SITES,
-    Victims,
-    highest_memory,
-    listening_ports,
-    of_hub,
-    running,
-    victims,
-    wait_for,
-)
+from tests.deploy.victims import SITES, Victims, highest_memory, of_hub, running, victims, wait_for
 
-from benchmarks.deploy_engines import Homes
+from benchmarks.deploy_engines import Homes, free_port
 from fedveil.cli import main
-from fedveil.core.errors import ConfigError
-from fedveil_federation.deploy import certificates, courier_process, https
-from fedveil_federation.deploy.agreement import Agreement
+from fedveil_federation.deploy import certificates, https
 from fedveil_federation.deploy.certificates import Pair
 from fedveil_federation.deploy.courier import HUB, KEYS, Settings, Unreachable, most_reply
-from fedveil_federation.deploy.courier_process import CourierProcess
 from fedveil_federation.deploy.https import HubLink, SiteLink
-from fedveil_federation.deploy.sockets import free_port
-from tools import demo
 
 __all__ = ["victims"]
 LONG = 60.0  # seconds that nothing here takes
@@ -141,11 +123,6 @@ def answered(context: ssl.SSLContext, port: int) -> bool:
     return True
 
 
-def test_a_site_with_its_certificate_is_answered(world: World) -> None:
-    """So what follows is refused for its certificate, and not for anything else."""
-    assert answered(https.client_context(world.kit("south")), world.settings.port)
-
-
 def test_nobody_is_let_in_without_a_certificate(world: World) -> None:
     context = ssl.create_default_context(cadata=world.authority.certificate)
     assert not answered(context, world.settings.port)
@@ -173,30 +150,11 @@ def test_nobody_is_let_in_with_another_certificate(world: World, kind: str) -> N
     assert world.hub.present() == ()
 
 
-def test_a_certificate_by_a_clock_that_is_hours_ahead_is_taken(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Ahead(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:
-            return datetime.now(tz) + timedelta(hours=20)
-
-    monkeypatch.setattr(certificates, "datetime", Ahead)
-    assert answered(https.client_context(world.kit("south")), world.settings.port)
-
-
 def test_tls_before_version_1_3_is_refused(world: World) -> None:
     context = https.client_context(world.kit("south"))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     assert not answered(context, world.settings.port)
-
-
-def test_plain_http_is_refused(world: World) -> None:
-    with socket.create_connection(("localhost", world.settings.port), timeout=LONG) as plain:
-        plain.sendall(b"GET /mailbox HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            assert plain.recv(1000) == b""
 
 
 @pytest.mark.parametrize("name", ["south", "hub"])
@@ -324,14 +282,6 @@ def test_a_body_is_refused_before_it_is_buffered(world: World, kind: str) -> Non
     peer.endheaders()
     assert sent_until_closed(peer, 900 * MEGABYTE) < 50 * MEGABYTE
     wait_for(lambda: found == ["unreachable"])
-
-
-def test_an_answer_of_the_longest_allowed_length_is_taken(world: World) -> None:
-    longest = bytes(most_reply(1))
-    link = world.site("south", lambda frame: longest)
-    wait_for(lambda: world.hub.present() == ("south",))
-    assert world.hub.request("south", b"x", LONG) == longest
-    link.stop()
 
 
 def test_an_oversized_answer_costs_the_hubs_courier_no_memory(victims: Victims) -> None:
@@ -463,31 +413,6 @@ def test_a_site_reaches_the_hub_through_a_proxy(
     assert b"Proxy-Authorization: Basic bm9ydGg6cyBjcmV0" in seen[0]
 
 
-def test_a_hub_may_listen_behind_another_port(victims: Victims) -> None:
-    """As behind nginx, which passes port 443 on: sites reach the one, the hub has the other."""
-    behind = free_port()
-    victims.hub.listen_at(behind)
-
-    def pass_on(listening: socket.socket) -> None:
-        while True:
-            try:
-                asking, _ = listening.accept()
-            except OSError:
-                return
-            there = socket.create_connection(("127.0.0.1", behind))
-            for ends in ((asking, there), (there, asking)):
-                threading.Thread(target=pump, args=ends, daemon=True).start()
-
-    with running(victims.hub):
-        wait_for(lambda: of_hub(victims).sites() == ())
-        wait_for(lambda: socket.create_connection(("127.0.0.1", behind)).close() is None)
-        with socket.create_server(("127.0.0.1", victims.hub.agreement.port)) as listening:
-            threading.Thread(target=pass_on, args=(listening,), daemon=True).start()
-            with running(victims.site):
-                wait_for(lambda: of_hub(victims).sites() == ("north",))
-            listening.shutdown(socket.SHUT_RDWR)
-
-
 def test_a_revoked_site_is_let_in_no_more(victims: Victims, capsys: Any) -> None:
     """While the hub runs, and although its certificate is valid."""
     with running(victims.hub, victims.site) as (hub, _):
@@ -501,82 +426,4 @@ def test_a_revoked_site_is_let_in_no_more(victims: Victims, capsys: Any) -> None
     capsys.readouterr()
 
 
-def test_a_taken_port_is_listened_at_as_soon_as_it_is_free(victims: Victims) -> None:
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("0.0.0.0", victims.hub.agreement.port))
-        taken.listen()
-        process = CourierProcess(victims.hub)
-        process.keep_running()
-        log = victims.hub.path / "courier.log"
-        wait_for(lambda: "cannot listen" in log.read_text())
-    try:
-        with running(victims.site):
-            wait_for(lambda: of_hub(victims).sites() == ("north",), 60)
-    finally:
-        process.stop()
-
-
-def test_the_log_of_a_courier_has_an_end(victims: Victims, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courier_process, "_LONGEST_LOG", 1000)
-    log = victims.hub.path / "courier.log"
-    with running(victims.hub) as (process,):
-        wait_for(lambda: "listening" in log.read_text())
-        with log.open("a") as more:
-            more.write("x" * 2000)
-        process.keep_running()
-        assert log.stat().st_size == 0
-
-
-def test_a_local_user_finds_no_port_and_no_open_file(victims: Victims) -> None:
-    with running(victims.hub, victims.site) as (hub, site):
-        wait_for(lambda: of_hub(victims).sites() == ("north",))
-        assert listening_ports(site.pid) == set()
-        assert listening_ports(hub.pid) == {victims.hub.agreement.port}
-        for home in (victims.hub, victims.site):
-            for path in (home.path, *home.path.rglob("*")):
-                assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
-        sockets = [path for path in victims.site.path.rglob("*") if path.is_socket()]
-        assert sockets == [victims.site.socket]
-
-
-@pytest.mark.parametrize("site", ["server", "hub-1"])
-def test_a_site_cannot_have_the_hubs_name(site: str) -> None:
-    schema = {"label": "y", "columns": {"y": {"type": "boolean"}}}
-    with pytest.raises(ConfigError, match="the hub's"):
-        Agreement("hospitals", "hub-1:8102", "0" * 64, ("north", site), **schema)
-
-
 # --- all of it ----------------------------------------------------------------------------------
-
-
-def in_this_process(self: demo.Demo, *words: str) -> Any:
-    """A command without a process of its own, of which there would be fourteen."""
-    said = io.StringIO()
-    with contextlib.chdir(self.folder), contextlib.redirect_stdout(said):
-        assert main([*words, "--json"]) == 0
-    return json.loads(said.getvalue())
-
-
-def one_by_one(self: demo.Demo, words: Callable[[str], Sequence[str]]) -> list[Any]:
-    return [self.fedveil(*words(site)) for site in demo.SITES]
-
-
-def test_the_demonstration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hub and hospitals are processes; the hub and a hospital are killed (-9) on the way."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(demo.Demo, "fedveil", in_this_process)
-    monkeypatch.setattr(demo.Demo, "each", one_by_one)
-    with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
-        folder = Path(made)
-        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
-        shown = demo.play(folder, rounds=4, rows=1500)
-        report = folder / "hospitals" / "runs" / "first" / "report.html"
-        assert "Certified" in report.read_text()
-    assert shown["certified"]
-    assert shown["result"]["rounds"] == 4
-    for ledger in shown["ledgers"]:
-        (run,) = ledger["runs"]
-        assert 0 < ledger["epsilon"] <= 2.0
-        # Nothing is paid twice, whoever was killed; a round that was given up may cost nothing.
-        assert 3 <= run["rounds"] <= 4

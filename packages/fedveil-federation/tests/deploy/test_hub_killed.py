@@ -10,12 +10,13 @@ import pytest
 import torch
 from tests.deploy.world import POLICY, World, facts_of, recipe_of, world
 
+from benchmarks.deploy_engines import MemoryCourier
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Trust
 from fedveil.planning.assemble import plan_of
 from fedveil.planning.plan import Plan
 from fedveil.run.run import Run
-from fedveil_federation.deploy.courier import Answer, Courier, MemoryCourier, Unreachable
+from fedveil_federation.deploy.courier import Answer, Courier, Unreachable
 from fedveil_federation.deploy.envelope import claimed
 
 SEED = 11

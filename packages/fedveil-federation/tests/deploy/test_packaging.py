@@ -63,20 +63,6 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_image_installs_what_is_pinned_and_starts_the_command_as_a_plain_account() -> None:
-    text = (FOLDER / "Containerfile").read_text().replace("\\\n", " ")
-    steps = [line.split(maxsplit=1) for line in text.splitlines() if line and line[0] != "#"]
-    words = [word for word, _ in steps]
-    assert words == ["ARG", "FROM", "ARG", "COPY", "COPY", "RUN", "USER", "WORKDIR", "ENTRYPOINT"]
-    copied = [word for step, files in steps if step == "COPY" for word in files.split()[:-1]]
-    assert all((FOLDER.parent / word).exists() for word in copied)
-    said = dict(steps)  # type: ignore[arg-type]
-    assert "--constraint /source/constraints.txt" in said["RUN"]
-    assert (FOLDER.parent / "constraints.txt").is_file()
-    assert said["USER"] == "fedveil"
-    assert said["ENTRYPOINT"] == '["/opt/fedveil/bin/fedveil"]'
-
-
 def test_the_demo_in_containers_starts_commands_that_exist() -> None:
     """Couriers have a network and nothing else; everybody else has no network."""
     document = yaml.safe_load((FOLDER / "compose.yaml").read_text())

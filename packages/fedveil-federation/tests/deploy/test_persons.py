@@ -95,12 +95,6 @@ def test_a_site_that_does_not_know_its_persons_protects_none(tmp_path: Path) -> 
         made.close()
 
 
-@pytest.mark.parametrize("unit", [Unit.RECORD, Unit.CLIENT])
-def test_a_hub_that_states_another_number_of_persons_is_refused(made: World, unit: Unit) -> None:
-    with pytest.raises((ConfigError, PrivacyRefusal), match="another number of persons"):
-        run_of(made, facts_of(made.data, unit), training__batch_size=2)
-
-
 def test_a_site_whose_owner_protects_records_takes_no_plan_for_persons(tmp_path: Path) -> None:
     made = world(tmp_path, unit=Unit.RECORD, data=visits())
     try:
@@ -152,6 +146,12 @@ def test_hospitals_train_on_visits_and_protect_patients(tmp_path: Path) -> None:
         assert service.queue.ended("second")["outcome"] != "done"
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("unit", [Unit.RECORD, Unit.CLIENT])
+def test_a_hub_that_states_another_number_of_persons_is_refused(made: World, unit: Unit) -> None:
+    with pytest.raises((ConfigError, PrivacyRefusal), match="another number of persons"):
+        run_of(made, facts_of(made.data, unit), training__batch_size=2)
 
 
 def test_a_hub_says_who_does_not_know_its_persons(tmp_path: Path) -> None:

@@ -86,18 +86,6 @@ def test_without_the_copy_of_its_events_nothing_is_allowed_any_more(
     assert sum(SiteHome(north).store().ledger.runs().values()) == 3  # what it knows of
 
 
-def test_a_copy_of_events_of_another_ledger_is_refused(made: Hospitals) -> None:
-    north = put_back(made)
-    ledgers = sorted((made.folder / "state" / "fedveil" / "ledgers").glob("*.events"))
-    for place in ledgers:
-        others = [one for one in ledgers if one != place]
-        shutil.copy(others[0], place.with_suffix(".kept"))
-    for place in ledgers:
-        place.with_suffix(".kept").replace(place)
-    with pytest.raises(ConfigError, match="not an older copy"):
-        SiteHome(north).restore(exhaust=False)
-
-
 def test_a_site_does_not_start_where_its_note_cannot_be_written(
     made: Hospitals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,3 +97,15 @@ def test_a_site_does_not_start_where_its_note_cannot_be_written(
         place.mkdir()
     with pytest.raises(ConfigError, match="XDG_STATE_HOME"):
         SiteService(made.homes["north"])
+
+
+def test_a_copy_of_events_of_another_ledger_is_refused(made: Hospitals) -> None:
+    north = put_back(made)
+    ledgers = sorted((made.folder / "state" / "fedveil" / "ledgers").glob("*.events"))
+    for place in ledgers:
+        others = [one for one in ledgers if one != place]
+        shutil.copy(others[0], place.with_suffix(".kept"))
+    for place in ledgers:
+        place.with_suffix(".kept").replace(place)
+    with pytest.raises(ConfigError, match="not an older copy"):
+        SiteHome(north).restore(exhaust=False)

@@ -12,12 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sklearn.metrics import accuracy_score, mean_squared_error, roc_auc_score
-from tests.deploy.hospitals import POLICY, RECIPE, SEVERAL, SITES, Hospitals, hospitals
+from tests.deploy.hospitals import POLICY, RECIPE, SITES, Hospitals, hospitals
 
-from fedveil.data.federation import Examples
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.hub_service import EVALUATION, HubJob
-from fedveil_federation.deploy.scoring import BINS, ERRORS, FARTHEST, Scoring, _counts, figures
+from fedveil_federation.deploy.scoring import BINS, ERRORS, FARTHEST, Scoring, figures
 
 ALLOWED = POLICY.replace("[show]", "evaluation = true\n[show]").replace(
     'units = ["record", "client"]\n\nevaluation', 'units = ["record", "client"]\nevaluation'
@@ -170,30 +169,6 @@ def test_figures_of_errors_without_noise_are_those_of_scikit_learn() -> None:
         assert spread == pytest.approx(stated[f"{name}_noise"], rel=4 / math.sqrt(800))
 
 
-def test_several_labels_are_counted_each_by_itself() -> None:
-    draw = np.random.default_rng(6)
-    targets = draw.integers(0, 2, (3000, 3))
-    chance = np.clip(draw.normal(0.4 + 0.2 * targets, 0.2), 0, 0.999)
-    scoring = Scoring(Facts("f", "multi-label", 3, (3,), (1,) * 3), 1.0, 1e-6)
-    module = torch.nn.Identity()  # its inputs are the scores
-    rows = Examples(torch.logit(torch.from_numpy(chance)).numpy(), targets)
-    table = _counts(module, rows, scoring, 1000)
-    assert table.shape == scoring.shape
-    assert set(table.sum(1)) == set(np.concatenate([(1 - targets).sum(0), targets.sum(0)]))
-    found = figures(scoring, table.astype(np.float64), names=("a", "b", "c"))
-    assert found["rows"] == 3000
-    assert found["accuracy"] == pytest.approx(((chance >= 0.5) == targets).mean())
-    for number, name in enumerate(("a", "b", "c")):
-        own, binned = found["labels"][name], np.floor(chance[:, number] * BINS)
-        assert own["auc"] == pytest.approx(roc_auc_score(targets[:, number], binned), abs=1e-4)
-    noisy = [
-        figures(scoring, table + 20 * draw.standard_normal(table.shape))["accuracy"]
-        for _ in range(400)
-    ]
-    stated = figures(Scoring(scoring.facts, 20.0, 1e-6), table.astype(np.float64))
-    assert np.std(noisy) == pytest.approx(stated["accuracy_noise"], rel=4 / math.sqrt(800))
-
-
 def test_a_record_of_several_labels_is_paid_for_with_all_of_them() -> None:
     """Three labels at a standard deviation cost what one costs at one smaller by sqrt(3)."""
     sites = (1,) * 3
@@ -201,43 +176,3 @@ def test_a_record_of_several_labels_is_paid_for_with_all_of_them() -> None:
     one = Scoring(Facts("f", "classification", 2, (3,), sites), 30.0 / math.sqrt(3), 1e-6)
     assert several.epsilon == pytest.approx(one.guarantee().epsilon, rel=0.02)
     assert several.epsilon > Scoring(one.facts, 30.0, 1e-6).guarantee().epsilon * 1.5
-
-
-def labelled(rows: int, seed: int) -> str:
-    """Made-up patients with two illnesses."""
-    draw = np.random.default_rng(seed)
-    age, pressure = draw.integers(18, 90, rows), draw.normal(120, 20, rows).round(1)
-    wards, old, high = draw.choice(["a", "b"], rows), age > 55, pressure > 125
-    cells = zip(age, pressure, wards, old, high, strict=True)
-    lines = (f"{a},{p},{w},{int(i)},{'yes' if j else 'no'}" for a, p, w, i, j in cells)
-    return "\n".join(["age,pressure,ward,ill,pained", *lines]) + "\n"
-
-
-def test_several_labels_train_and_are_evaluated_across_sites(tmp_path: Path) -> None:
-    made = hospitals(tmp_path, ALLOWED, holdout=0.4, rows=490, label=SEVERAL, table=labelled)
-    try:
-        assert evaluated(made, noise=4.0) == {"outcome": "done", "reason": ""}
-        found: dict[str, Any] = json.loads((made.hub.runs / "first" / EVALUATION).read_text())
-        ((run, _),) = made.finished
-        assert run.plan.federation.class_names == ("ill", "pained")
-        held = [made.hub.agreement.rows(home.data).test for home in made.homes.values()]
-        targets = np.concatenate([part.targets for part in held])
-        inputs = np.concatenate([part.inputs for part in held])
-        with torch.inference_mode():
-            right = (run.model()(torch.from_numpy(inputs)).numpy() > 0) == targets
-        far = 6 * 4 * math.sqrt(2 * BINS)  # six deviations
-        for number, name in enumerate(("ill", "pained")):
-            own = found["labels"][name]
-            assert abs(own["rows"] - 600) < far
-            assert abs(own["accuracy"] - right[:, number].mean()) < far / (600 - far)
-        assert found["guarantee"]["certified"]
-    finally:
-        made.close()
-
-
-def test_more_classes_are_counted_by_answer() -> None:
-    scoring = Scoring(Facts("f", "classification", 3, (3,), (1,) * 3), 1.0, 1e-6)
-    assert scoring.shape == (3, 3)
-    found = figures(scoring, np.array([[5.0, 1, 0], [0, 7, 1], [2, 0, 4]]))
-    assert found["accuracy"] == 16 / 20
-    assert found["auc"] is None

@@ -5,35 +5,25 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import math
 import os
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.deploy.hospitals import SITES, Hospitals, forget_rows, hospitals
 
-from fedveil.cli import main
 from fedveil.core.errors import ConfigError
-from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy.accounting import PrivacyModel, Release
-from fedveil.privacy.mechanisms import Gaussian
-from fedveil.privacy.sampling import Everyone
 from fedveil_federation.cli.federation import _budget
-from fedveil_federation.cli.hub import finish
-from fedveil_federation.client_ledger import ClientLedger
-from fedveil_federation.deploy import certificates, counters, hub, site_service
+from fedveil_federation.deploy import certificates, hub
 from fedveil_federation.deploy.certificates import Pair
 from fedveil_federation.deploy.envelope import Message, claimed, seal
 from fedveil_federation.deploy.hub_service import _site_status
 from fedveil_federation.deploy.logs import _Line
-from fedveil_federation.deploy.site_service import SiteService
 from fedveil_federation.deploy.state_dirs import Bundle, SiteHome, keep_pair
 
 
@@ -84,20 +74,6 @@ def _check_logs(made: Hospitals, lines: list[str]) -> None:
         assert not any(secret in line for line in lines)
 
 
-def test_a_site_gives_memory_back_after_a_run(made: Hospitals) -> None:
-    made.meet()
-    site = made.sites["north"]
-    made.service().hellos()
-    assert not site.rested(0.0)  # nothing was computed
-    made.queue()
-    made.service().step()
-    assert site.rested(0.0)
-    assert not site.rested(1e9)
-    guard = site._responder
-    with ThreadPoolExecutor(1) as other, guard._lock:  # in the middle of a long request
-        assert not other.submit(site.rested, 0.0).result()
-
-
 def test_a_site_that_waits_does_without_torch(made: Hospitals) -> None:
     """Which takes more memory than all the rest of it."""
     made.meet()
@@ -118,45 +94,8 @@ def test_a_site_that_waits_does_without_torch(made: Hospitals) -> None:
     assert said.stdout.split() == ["Guard", "False"], said.stderr
 
 
-def test_what_was_spent_is_worked_out_once(
-    made: Hospitals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A site that is started again shows it without an accountant in its memory."""
-    made.meet()
-    ledger = made.homes["north"].store().ledger
-    before = ledger.charges
-    made.queue()
-    made.service().step()
-    assert ledger.charges != before
-
-    def shown() -> Any:
-        said = made.service().hellos()["north"]
-        assert isinstance(said, Message)
-        return said.header["spent"]
-
-    spent = shown()
-    assert spent == ledger.spent() > 0
-    with monkeypatch.context() as patched:
-        patched.setattr(ClientLedger, "spent", lambda self: pytest.fail("once more"))
-        made.start("north")
-        assert shown() == spent
-    more = Release(Gaussian(4.0), Everyone(), 1)
-    ledger.reserve(more, PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.LOCAL), run="more")
-    assert shown() == ledger.spent() > spent
-
-
 def full(*args: object, **settings: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_costs_counters_and_no_answers(
-    made: Hospitals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made.meet()
-    monkeypatch.setattr(counters, "write_atomically", full)
-    monkeypatch.setattr(site_service, "_COUNTERS", -1.0)
-    assert all(isinstance(one, Message) for one in made.service().hellos().values())
-    assert not made.service().step()
 
 
 def test_a_run_that_a_full_disk_ends_goes_on_when_it_is_resumed(
@@ -176,16 +115,6 @@ def test_a_run_that_a_full_disk_ends_goes_on_when_it_is_resumed(
     assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
 
 
-def test_a_client_level_run_of_the_same_federation_tells_no_sizes(made: Hospitals) -> None:
-    made.meet()
-    made.queue(training__method="ddgauss", training__local_epochs=1)
-    service = made.service()
-    service.step()
-    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
-    ((run, _),) = made.finished
-    assert run.plan.federation.sizes.tolist() == [1, 1, 1]
-
-
 def test_nothing_runs_until_every_owner_has_confirmed_the_list(made: Hospitals) -> None:
     for site in SITES:
         made.start(site)
@@ -203,15 +132,6 @@ def test_nothing_runs_until_every_owner_has_confirmed_the_list(made: Hospitals) 
     assert "'east' is not ready: its owner has not confirmed" in ended["reason"]
     with pytest.raises(ConfigError, match="somebody was shown another list"):
         made.homes["east"].trust("00000-00000-00000-00000-00000")
-
-
-def test_a_list_with_another_key_of_this_site_is_refused(made: Hospitals) -> None:
-    made.meet()
-    site, members = made.start("north"), made.hub.members
-    assert members is not None
-    swapped = members.to_text().replace(members.sites["north"].hex(), "ab" * 32)
-    reply = site.answer(seal(Message({"kind": "members"}, (swapped.encode(),)), made.hub.key))
-    assert "another key for 'north'" in claimed(reply).text("reason")
 
 
 def test_what_is_kept_is_for_its_owner_alone(made: Hospitals) -> None:
@@ -306,47 +226,6 @@ def test_the_lifetime_budget_is_lowered_by_the_policy_and_never_raised(made: Hos
         home.store()
 
 
-def test_bundles_that_do_not_fit_are_refused(made: Hospitals, tmp_path: Path) -> None:
-    path = made.hub.path / "bundles" / "north.bundle"
-    text = path.read_text()
-    for old, new, said in (
-        ('site = "north"', 'site = "west"', "none of the federation's"),
-        ('site = "north"', 'site = "south"', "not for 'south'"),
-    ):
-        bad = tmp_path / "bad.bundle"
-        bad.write_text(text.replace(old, new))
-        with pytest.raises(ConfigError, match=said):
-            Bundle.read(bad)
-    with pytest.raises(ConfigError, match="exists already"):
-        SiteHome.create(made.homes["north"].path, Bundle.read(path), path, tmp_path / "policy.toml")
-
-
-def test_a_site_that_cannot_read_its_rows_says_so_and_not_what_they_hold(
-    made: Hospitals, caplog: pytest.LogCaptureFixture
-) -> None:
-    made.homes["north"].data.write_text("age,pressure,ward,secret\n77,120,a,0\n")
-    made.meet()
-    made.queue()
-    service = made.service()
-    service.step()
-    ended = service.queue.ended("first")
-    assert ended is not None
-    assert "'north' is not ready: it cannot read its rows" in ended["reason"]
-    assert "secret" not in ended["reason"]
-    assert "secret" in caplog.text  # for the owner
-    with pytest.raises(ConfigError, match="secret"):
-        made.start("north")
-
-
-def test_names_of_runs_stay_in_the_directory(made: Hospitals) -> None:
-    for name in ("../first", "", ".hidden", "a/b"):
-        with pytest.raises(ConfigError, match="use letters"):
-            made.queue(name)
-    made.queue("first")
-    with pytest.raises(ConfigError, match="exists already"):
-        made.queue("first")
-
-
 def test_a_run_that_was_stopped_is_gone_on_with(made: Hospitals) -> None:
     made.meet()
     made.queue()
@@ -364,41 +243,6 @@ def test_a_run_that_was_stopped_is_gone_on_with(made: Hospitals) -> None:
         service.queue.again("first")
 
 
-def test_a_run_leaves_what_fedveil_run_leaves(
-    made: Hospitals, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made.meet()
-    made.queue("tested")
-    made.queue("untested", test=False)
-    service = made.service(finish)
-    service.step()
-    service.step()
-    for name in ("tested", "untested"):
-        assert service.queue.ended(name) == {"outcome": "done", "reason": ""}
-        run = made.hub.runs / name
-        assert "Certified" in (run / "report.html").read_text()
-        result = json.loads((run / "result.json").read_text())
-        assert ("accuracy" in result) is (name == "tested")
-    rows = str(made.folder / "test.csv")
-    assert main(["evaluate", str(made.hub.runs / "untested"), rows, "--json"]) == 0
-    assert '"accuracy"' in capsys.readouterr().out  # the model reads rows by the agreed schema
-    assert main(["account", str(made.hub.runs / "tested"), "--json"]) == 0
-    capsys.readouterr()
-    assert main(["site", "ledger", "--home", str(made.homes["north"].path), "--json"]) == 0
-    ledger = json.loads(capsys.readouterr().out)
-    assert [(one["what"], one["rounds"]) for one in ledger["runs"]] == [("dp-sgd", 3)] * 2
-
-
-def test_nobody_trains_without_noise(made: Hospitals) -> None:
-    made.meet()
-    made.queue(evaluation__baseline=True)
-    service = made.service()
-    service.step()
-    ended = service.queue.ended("first")
-    assert ended is not None
-    assert "nobody trains without noise" in ended["reason"]
-
-
 def test_what_a_site_says_of_itself_is_shown_as_one_harmless_line(made: Hospitals) -> None:
     """A site that lies: letters that steer a terminal, half a budget, and no text at all."""
     said = {"stopped": "\x1b]0;gone\x07\nnorth: ready", "epsilon": 1.0, "version": 7}
@@ -406,30 +250,6 @@ def test_what_a_site_says_of_itself_is_shown_as_one_harmless_line(made: Hospital
     assert shown["state"] == " ]0;gone  north: ready"
     assert (shown["version"], shown["spent"], shown["epsilon"]) == ("", None, 1.0)
     assert _budget(shown["spent"], shown["epsilon"]) == ""
-
-
-@pytest.mark.parametrize("number", [10**400, math.inf, math.nan, -1.0, 2**60, True])
-def test_figures_of_a_site_that_are_none_are_not_shown(made: Hospitals, number: Any) -> None:
-    said = dict.fromkeys(("records", "epsilon", "spent"), number)
-    shown = _site_status(made.hub, "north", Message(said))
-    assert (shown["records"], shown["epsilon"], shown["spent"]) == (None, None, None)
-
-
-def test_counters_that_others_can_read_show_what_was_spent(made: Hospitals, tmp_path: Path) -> None:
-    shown = tmp_path / "textfile"
-    shown.mkdir()
-    made.meet()
-    made.end("north")
-    made.sites["north"] = site = SiteService(SiteHome(made.homes["north"].path), metrics=shown)
-    made.courier.attach("north", site.answer)
-    made.queue()
-    made.service().step()
-    site._accounted = site._written = -math.inf
-    made.service().hellos()
-    path = shown / "fedveil_site_north.prom"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    spent = made.homes["north"].store().ledger.spent()
-    assert f"fedveil_site_lifetime_epsilon_spent {spent:.6g}" in path.read_text()
 
 
 def test_a_bundle_expires_soon_and_counts_until_its_site_has_come(made: Hospitals) -> None:
@@ -476,14 +296,6 @@ def test_a_bundle_that_a_thief_has_used_is_noticed_and_made_anew(made: Hospitals
     assert members.sites["north"] == identity
 
 
-@pytest.mark.parametrize("public", ["", "nonsense", 7, None])
-def test_a_site_gets_no_certificate_for_what_is_no_key(made: Hospitals, public: Any) -> None:
-    made.meet()
-    before = made.hub.site_keys()["north"]
-    made.service()._certify("north", public)
-    assert set(made.hub.site_keys()["north"]) <= set(before)
-
-
 def test_no_run_begins_with_a_revoked_site(made: Hospitals) -> None:
     made.meet()
     made.hub.revoke("east")
@@ -494,3 +306,20 @@ def test_no_run_begins_with_a_revoked_site(made: Hospitals) -> None:
     assert ended is not None
     assert ended["outcome"] == "refused"
     assert "east" in ended["reason"]
+
+
+def test_a_federation_of_older_rsa_keys_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(certificates, "_new_key", lambda: rsa.generate_private_key(65537, 2048))
+        made = hospitals(tmp_path, address="localhost:8009")
+    try:
+        made.meet()
+        assert all(site.home.certificate.certificate for site in made.sites.values())
+        fresh = certificates.renewed(made.hub.authority, made.hub.certificate.certificate)
+        certificates.check(
+            fresh, made.hub.authority.certificate, "localhost", made.hub.certificate.key
+        )
+    finally:
+        made.close()

@@ -85,6 +85,21 @@ def test_the_same_rows_get_no_second_ledger(made: Hospitals) -> None:
     assert joined(made, third, "north", ledger=home).ledger == north.path
 
 
+def test_the_key_of_a_store_may_lie_elsewhere(made: Hospitals) -> None:
+    """Such as where systemd puts what it has decrypted."""
+    key, other = made.folder / "elsewhere.key", second(made)
+    forget_rows()
+    home = joined(made, other, "south", key=key)
+    assert not (home.path / "store.key").exists()
+    SiteHome(home.path).store()
+    key.chmod(0o640)
+    with pytest.raises(ConfigError, match="others can read it"):
+        SiteHome(home.path).store()
+    key.unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        SiteHome(home.path).store()
+
+
 def test_a_directory_that_was_moved_is_charged_still(made: Hospitals) -> None:
     north = made.homes["north"].path.rename(made.folder / "elsewhere")
     SiteService(SiteHome(north)).close()
@@ -122,18 +137,3 @@ def test_two_federations_of_one_name_do_not_share_a_ledger(made: Hospitals) -> N
     home = SiteHome.create(made.folder / "again", bundle, north.data, policy, ledger=north)
     before = north.keys(north.store()).identity.private_bytes_raw()
     assert home.keys(home.store()).identity.private_bytes_raw() == before
-
-
-def test_the_key_of_a_store_may_lie_elsewhere(made: Hospitals) -> None:
-    """Such as where systemd puts what it has decrypted."""
-    key, other = made.folder / "elsewhere.key", second(made)
-    forget_rows()
-    home = joined(made, other, "south", key=key)
-    assert not (home.path / "store.key").exists()
-    SiteHome(home.path).store()
-    key.chmod(0o640)
-    with pytest.raises(ConfigError, match="others can read it"):
-        SiteHome(home.path).store()
-    key.unlink()
-    with pytest.raises(ConfigError, match="No such file"):
-        SiteHome(home.path).store()

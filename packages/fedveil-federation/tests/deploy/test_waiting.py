@@ -168,15 +168,3 @@ def test_a_run_stops_and_keeps_its_rounds_when_none_is_released(
     text = service.counters.text()
     assert 'fedveil_hub_rounds_shared_total{site="north"} 3' in text
     assert 'fedveil_hub_rounds_shared_total{site="south"} 1' in text
-
-
-def test_a_run_that_waits_can_be_stopped(made: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = made.service()
-    started(monkeypatch, lambda: made.end("east"))
-    monkeypatch.setattr(hub, "_READY", 0.05)
-    monkeypatch.setattr(service, "_meet_if_due", lambda: None)
-    service._pause = Pause(2, lambda: service.queue.stop("first"))  # type: ignore[assignment]
-    service.step()
-    assert service.queue.ended("first") == {"outcome": "stopped", "reason": ""}
-    assert rounds_of(made) == []
-    assert paid(made) == [0, 0, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,9 +13,11 @@ from typing import Any
 import pytest
 from tests.deploy.hospitals import COLUMNS, POLICY, table
 
+from benchmarks.deploy_engines import free_port
+from fedveil_federation.deploy.courier import Unreachable
 from fedveil_federation.deploy.courier_process import CourierProcess
 from fedveil_federation.deploy.site_service import SiteService
-from fedveil_federation.deploy.sockets import SocketCourier, free_port
+from fedveil_federation.deploy.sockets import SocketCourier
 from fedveil_federation.deploy.state_dirs import Bundle, HubHome, SiteHome
 
 CANARY = "canary-7d1f"
@@ -30,13 +31,7 @@ class Victims:
         self.folder = folder
         address = f"localhost:{free_port()}"
         self.hub = HubHome.create(
-            folder / "h",
-            "hospitals",
-            address,
-            SITES,
-            label="ill",
-            columns=COLUMNS,
-            engine=engine,
+            folder / "h", "hospitals", address, SITES, label="ill", columns=COLUMNS, engine=engine
         )
         (folder / "policy.toml").write_text(POLICY)
         (folder / "patients.csv").write_text(table(50, 1) + f"{CANARY},,,\n")
@@ -95,27 +90,13 @@ def running(*homes: HubHome | SiteHome) -> Iterator[list[CourierProcess]]:
             guard.close()
 
 
-def listening_ports(pid: int | None) -> set[int]:
-    """The TCP ports at which a process listens, by the system's own tables."""
-    inodes = set()
-    for file in Path(f"/proc/{pid}/fd").iterdir():
-        inodes.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
-    found = set()
-    for tables in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{tables}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and words[9] in inodes:
-                found.add(int(words[1].rpartition(":")[2], 16))
-    return found
-
-
 def wait_for(ready: Any, seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
             if ready():
                 return
-        except Exception:
+        except (OSError, Unreachable):  # not there yet; any other error is the test's own
             pass
         time.sleep(0.1)
     raise TimeoutError

@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.deploy_engines import MemoryCourier
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.data.federation import Examples, Federation
 from fedveil.planning import recipe as recipes
 from fedveil.planning.recipe import Recipe
 from fedveil.training.engines.isolated import isolated_federation
-from fedveil_federation.deploy.courier import Courier, MemoryCourier
+from fedveil_federation.deploy.agreement import Members
+from fedveil_federation.deploy.courier import Courier
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.guard import Guard
 from fedveil_federation.deploy.hub import Hub
-from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.secagg.device_store import DeviceStore, Lock
-from fedveil_federation.secagg.server_round import Deadlines
+from fedveil_federation.secagg.server import Deadlines
 
 LOCK = Lock(bytes(32))
 NAME = "hospitals"

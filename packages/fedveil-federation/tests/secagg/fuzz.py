@@ -84,11 +84,7 @@ class Fuzzer:
         rng = self.rng
         sparse = rng.random() < 0.02
         count = 40 if sparse else rng.randint(4, 7)
-        return assemble(
-            count,
-            max_dropout=0.25,
-            honest_server=sparse or rng.random() < 0.5,
-        )
+        return assemble(count, max_dropout=0.25, honest_server=sparse or rng.random() < 0.5)
 
     def round(self, cast: Cast, number: int, logs: Path) -> None:
         rng, start = self.rng, time.process_time()

@@ -18,8 +18,7 @@ from fedveil_federation.secagg.layout import packed
 from fedveil_federation.secagg.messages import Confirm, Masked, Shares, Unmask
 from fedveil_federation.secagg.participant import Participant
 from fedveil_federation.secagg.roster import Roster
-from fedveil_federation.secagg.server import Server
-from fedveil_federation.secagg.server_round import ServerRound
+from fedveil_federation.secagg.server import Server, ServerRound
 from fedveil_federation.secagg.wire import Signer, WireMessage, parse
 
 NOBODY: frozenset[int] = frozenset()

@@ -341,7 +341,7 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
                 "nonce": pattern("nonce", 16).hex(),
                 "dealer": 14,
                 "out": seal(key, both, pattern("nonce", 16), 14).hex(),
-            },
+            }
         ],
         "mask": [
             {"key": key[:16].hex(), "bits": bits, "out": mask_words(key[:16], 9, bits)}

@@ -33,7 +33,7 @@ from fedveil_federation.secagg.messages import (
     Survivors,
     Unmask,
 )
-from fedveil_federation.secagg.recovery import Recovery
+from fedveil_federation.secagg.relay import Recovery
 
 VECTORS = small_vectors()
 
@@ -521,7 +521,7 @@ def test_no_lie_about_sharers_and_survivors_shows_both_masks_of_a_device_or_a_sm
     rng = random.Random(3)
     cast = assemble(14, min_honest=9, colluders=2, max_dropout=0.2)
     most, everybody, shown = cast.params.losses(14), frozenset(cast.ids), []
-    for round_number, (sharers, survivors) in enumerate([(1, 1), (1, 2), (2, 1), (2, 2)] * 6):
+    for round_number, (sharers, survivors) in enumerate([(1, 1), (1, 2), (2, 1), (2, 2)] * 3):
         colluders = set(rng.sample(cast.ids, 2))
         server = TwoFaced(cast, cast.play(round_number), colluders, rng)
         told = server.told(sharers, most) if sharers > 1 else dict.fromkeys(cast.ids, everybody)

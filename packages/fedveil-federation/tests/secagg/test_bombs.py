@@ -22,7 +22,6 @@ from fedveil_federation.secagg.messages import (
     Survivors,
     Unmask,
 )
-from fedveil_federation.secagg.roster import CARD_LIMIT
 
 VECTORS = small_vectors()
 MEGABYTE = 1 << 20
@@ -46,12 +45,9 @@ def test_only_a_masked_vector_may_be_as_long_as_one(kind):
 
 
 BOMBS = {
-    "nested arrays": b"\x91" * (8 * MEGABYTE),
-    "empty arrays": b"\xdd" + (8 * MEGABYTE).to_bytes(4, "big") + b"\x90" * (8 * MEGABYTE),
-    "empty maps": b"\x80" * (8 * MEGABYTE),
-    "small integers": bytes(range(100)) * 80_000,
-    "zeros": bytes(8 * MEGABYTE),
-    "huge lengths": b"\xff\xff\xff\xff" * (2 * MEGABYTE),
+    "nested arrays": b"\x91" * (2 * MEGABYTE),
+    "zeros": bytes(2 * MEGABYTE),
+    "huge lengths": b"\xff\xff\xff\xff" * (MEGABYTE // 2),
 }
 
 
@@ -132,14 +128,3 @@ def test_a_header_is_enough_to_refuse_what_is_too_long_or_unasked():
     ):
         with pytest.raises(error):  # no body is there to be looked at
             receive(start)
-
-
-def test_a_card_is_small():
-    cast = assemble(3)
-    card = cast.devices[10].keys.card()
-    assert len(card) < CARD_LIMIT
-    grown = frame_of(
-        1, card[wire.HEADER :] + bytes(CARD_LIMIT), cast.devices[10].keys.identity, card
-    )
-    with pytest.raises(Malformed, match="at most"):
-        cast.server.roster.admit(grown)

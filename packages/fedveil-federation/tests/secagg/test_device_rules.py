@@ -88,52 +88,6 @@ def test_two_cohorts_in_one_round_are_refused():
     cast.devices[10].join(cast.play(round_number=3, purpose="clip").server.plan)
 
 
-def test_the_memory_of_rounds_outlives_the_device(tmp_path):
-    cast = assemble(3, journal=lambda i: new_store(tmp_path / str(i)), min_honest=3)
-    plan = cast.play(round_number=7, privacy=terms_for()).server.plan
-    cast.devices[10].join(plan)
-    restarted = cast.devices[10]
-    restarted._journal = DeviceStore(tmp_path / "10", LOCK)
-    restarted._open.clear()
-    with pytest.raises(RuleBroken, match="round 7"):
-        restarted.join(plan)
-    with pytest.raises(RuleBroken, match="numbers only rise"):
-        restarted.join(cast.play(round_number=6, privacy=terms_for()).server.plan)
-    restarted.join(cast.play(round_number=8, privacy=terms_for()).server.plan)
-
-
-def _claim(path, results) -> None:
-    try:
-        claim(DeviceStore(path, LOCK), "f", 1, "update", b"m")
-        results.put(True)
-    except RuleBroken:
-        results.put(False)
-
-
-def test_of_two_processes_only_one_can_claim_a_round(tmp_path):
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    new_store(tmp_path / "j")
-    runners = [context.Process(target=_claim, args=(tmp_path / "j", results)) for _ in range(4)]
-    for runner in runners:
-        runner.start()
-    outcomes = [results.get() for _ in runners]
-    for runner in runners:
-        runner.join()
-    assert sorted(outcomes) == [False, False, False, True]
-
-
-def test_a_broken_store_means_no_round(tmp_path):
-    (tmp_path / "j").write_bytes(b"this is no database" * 100)
-    with pytest.raises(RuleBroken, match="no round without it"):
-        DeviceStore(tmp_path / "j", LOCK)
-    store = new_store(tmp_path / "k")
-    with sqlite3.connect(tmp_path / "k") as connection:
-        connection.execute("DROP TABLE progress")
-    with pytest.raises(RuleBroken, match="no round without it"):
-        claim(store, "f", 1, "update", b"m")
-
-
 def test_nothing_leaves_a_device_whose_claim_failed():
     cast = assemble(3)
 
@@ -203,18 +157,6 @@ def test_devices_and_server_must_mean_the_same_terms():
             cast.devices[10].join(signed(cast, replace(plan_of(cast.play()), params=digest)))
 
 
-def test_purposes_are_those_of_the_terms():
-    cast = assemble(4)
-    for purpose in ("update", "clip"):
-        cast.devices[10].join(cast.play(purpose=purpose).server.plan)
-    plan = plan_of(cast.play(round_number=2))
-    for other in ("x", "update ", "Update", "clip2"):
-        with pytest.raises(RuleBroken, match="purpose"):
-            cast.devices[10].join(signed(cast, replace(plan, purpose=other)))
-        with pytest.raises(ConfigError, match="purpose"):
-            cast.play(round_number=2, purpose=other)
-
-
 @pytest.mark.parametrize("name", ["members", "degree", "dimension", "round_step"])
 def test_a_device_refuses_rounds_beyond_the_limits_of_its_terms(name):
     small = {"members": 4, "degree": 3, "dimension": 4, "round_step": 1}[name]
@@ -225,16 +167,6 @@ def test_a_device_refuses_rounds_beyond_the_limits_of_its_terms(name):
         cast.devices[10].join(signed(cast, replace(plan, params=terms.digest)))
 
 
-def test_a_cohort_that_differs_from_the_signed_one_is_refused():
-    cast = assemble(5)
-    frame = cast.play().server.plan
-    bigger = cast.play(round_number=2, members=cast.ids[:4]).server.plan
-    signature = frame[wire.SIGNATURE : wire.HEADER]
-    spliced = bigger[: wire.SIGNATURE] + signature + bigger[wire.HEADER :]
-    with pytest.raises(Forged):
-        cast.devices[10].join(spliced)
-
-
 # --- the later legs -------------------------------------------------------------------------------
 
 
@@ -242,19 +174,6 @@ def shared(cast, **kwargs):
     play = cast.play(**kwargs)
     play.send_shares()
     return play
-
-
-def test_a_device_left_out_of_the_sharers_sends_nothing():
-    cast = assemble(5, min_honest=2, max_dropout=0.2)
-    play = shared(cast)
-    message = peek(play.server.sharers_for(10), Sharers)
-    without = play.bitmap({20, 30, 40, 50})
-    with pytest.raises(RuleBroken, match="not among the sharers"):
-        play.rounds[10].take_sharers(play.lie(replace(message, present=without)))
-    few = play.bitmap({10, 20, 30})
-    with pytest.raises(RuleBroken, match="3 of 5 devices shared"):
-        play.rounds[10].take_sharers(play.lie(replace(message, present=few)))
-    play.rounds[10].take_sharers(play.server.sharers_for(10))
 
 
 def test_shares_changed_on_the_way_are_not_taken():
@@ -277,6 +196,111 @@ def uploaded(cast, lost=frozenset(), **kwargs):
         play.rounds[device].take_sharers(play.server.sharers_for(device))
     play.upload(VECTORS, lost)
     return play
+
+
+def test_frames_of_another_round_or_device_are_out_of_turn():
+    cast = assemble(4)
+    first, second = shared(cast, round_number=1), shared(cast, round_number=2)
+    with pytest.raises(OutOfTurn, match="another round"):
+        second.rounds[10].take_sharers(first.server.sharers_for(10))
+    with pytest.raises(OutOfTurn, match="another device"):
+        second.rounds[10].take_sharers(second.server.sharers_for(20))
+    with pytest.raises(Malformed):
+        second.rounds[10].take_sharers(second.server.plan)
+
+
+def test_a_vector_is_masked_once_and_only_in_its_turn():
+    cast = assemble(3)
+    play = shared(cast)
+    with pytest.raises(OutOfTurn):
+        play.rounds[10].mask(VECTORS(10))
+    play.rounds[10].take_sharers(play.server.sharers_for(10))
+    with pytest.raises(ConfigError, match="6 entries, the plan has 5"):
+        play.rounds[10].mask(small_vectors(6)(10))
+    play.rounds[10].mask(VECTORS(10))
+    with pytest.raises(OutOfTurn):
+        play.rounds[10].mask(VECTORS(10))
+
+
+def test_the_memory_of_rounds_outlives_the_device(tmp_path):
+    cast = assemble(3, journal=lambda i: new_store(tmp_path / str(i)), min_honest=3)
+    plan = cast.play(round_number=7, privacy=terms_for()).server.plan
+    cast.devices[10].join(plan)
+    restarted = cast.devices[10]
+    restarted._journal = DeviceStore(tmp_path / "10", LOCK)
+    restarted._open.clear()
+    with pytest.raises(RuleBroken, match="round 7"):
+        restarted.join(plan)
+    with pytest.raises(RuleBroken, match="numbers only rise"):
+        restarted.join(cast.play(round_number=6, privacy=terms_for()).server.plan)
+    restarted.join(cast.play(round_number=8, privacy=terms_for()).server.plan)
+
+
+def _claim(path, results) -> None:
+    try:
+        claim(DeviceStore(path, LOCK), "f", 1, "update", b"m")
+        results.put(True)
+    except RuleBroken:
+        results.put(False)
+
+
+def test_of_two_processes_only_one_can_claim_a_round(tmp_path):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    new_store(tmp_path / "j")
+    runners = [context.Process(target=_claim, args=(tmp_path / "j", results)) for _ in range(4)]
+    for runner in runners:
+        runner.start()
+    outcomes = [results.get() for _ in runners]
+    for runner in runners:
+        runner.join()
+    assert sorted(outcomes) == [False, False, False, True]
+
+
+def test_a_broken_store_means_no_round(tmp_path):
+    (tmp_path / "j").write_bytes(b"this is no database" * 100)
+    with pytest.raises(RuleBroken, match="no round without it"):
+        DeviceStore(tmp_path / "j", LOCK)
+    store = new_store(tmp_path / "k")
+    with sqlite3.connect(tmp_path / "k") as connection:
+        connection.execute("DROP TABLE progress")
+    with pytest.raises(RuleBroken, match="no round without it"):
+        claim(store, "f", 1, "update", b"m")
+
+
+def test_purposes_are_those_of_the_terms():
+    cast = assemble(4)
+    for purpose in ("update", "clip"):
+        cast.devices[10].join(cast.play(purpose=purpose).server.plan)
+    plan = plan_of(cast.play(round_number=2))
+    for other in ("x", "update ", "Update", "clip2"):
+        with pytest.raises(RuleBroken, match="purpose"):
+            cast.devices[10].join(signed(cast, replace(plan, purpose=other)))
+        with pytest.raises(ConfigError, match="purpose"):
+            cast.play(round_number=2, purpose=other)
+
+
+def test_a_cohort_that_differs_from_the_signed_one_is_refused():
+    cast = assemble(5)
+    frame = cast.play().server.plan
+    bigger = cast.play(round_number=2, members=cast.ids[:4]).server.plan
+    signature = frame[wire.SIGNATURE : wire.HEADER]
+    spliced = bigger[: wire.SIGNATURE] + signature + bigger[wire.HEADER :]
+    with pytest.raises(Forged):
+        cast.devices[10].join(spliced)
+
+
+def test_a_device_left_out_of_the_sharers_sends_nothing():
+    cast = assemble(5, min_honest=2, max_dropout=0.2)
+    play = shared(cast)
+    message = peek(play.server.sharers_for(10), Sharers)
+    without = play.bitmap({20, 30, 40, 50})
+    with pytest.raises(RuleBroken, match="not among the sharers"):
+        play.rounds[10].take_sharers(play.lie(replace(message, present=without)))
+    few = play.bitmap({10, 20, 30})
+    with pytest.raises(RuleBroken, match="3 of 5 devices shared"):
+        play.rounds[10].take_sharers(play.lie(replace(message, present=few)))
+    play.rounds[10].take_sharers(play.server.sharers_for(10))
 
 
 def test_a_device_declared_lost_unmasks_nothing():
@@ -349,27 +373,3 @@ def test_a_device_that_was_lost_confirms_nothing():
     with pytest.raises(RuleBroken, match="confirmed that had not survived"):
         play.rounds[10].unmask(play.lie(replace(message, present=everybody, tags=tags)))
     play.rounds[10].unmask(play.server.confirmed_for(10))
-
-
-def test_frames_of_another_round_or_device_are_out_of_turn():
-    cast = assemble(4)
-    first, second = shared(cast, round_number=1), shared(cast, round_number=2)
-    with pytest.raises(OutOfTurn, match="another round"):
-        second.rounds[10].take_sharers(first.server.sharers_for(10))
-    with pytest.raises(OutOfTurn, match="another device"):
-        second.rounds[10].take_sharers(second.server.sharers_for(20))
-    with pytest.raises(Malformed):
-        second.rounds[10].take_sharers(second.server.plan)
-
-
-def test_a_vector_is_masked_once_and_only_in_its_turn():
-    cast = assemble(3)
-    play = shared(cast)
-    with pytest.raises(OutOfTurn):
-        play.rounds[10].mask(VECTORS(10))
-    play.rounds[10].take_sharers(play.server.sharers_for(10))
-    with pytest.raises(ConfigError, match="6 entries, the plan has 5"):
-        play.rounds[10].mask(small_vectors(6)(10))
-    play.rounds[10].mask(VECTORS(10))
-    with pytest.raises(OutOfTurn):
-        play.rounds[10].mask(VECTORS(10))

@@ -17,7 +17,7 @@ from tests.secagg.play import KINDS, Play, assemble, plain_sum, small_vectors
 from tests.secagg.test_wire import frame_of
 
 from fedveil.privacy.secure_sums.errors import NotReleased, SecureAggregationError
-from fedveil_federation.secagg import fields, wire
+from fedveil_federation.secagg import wire
 from fedveil_federation.secagg.messages import RoundPlan
 
 VECTORS = small_vectors()
@@ -132,7 +132,7 @@ def spoiled(frame: bytes, kind: type[wire.WireMessage], rng: random.Random) -> b
     names = [
         spec.name
         for spec in dataclasses.fields(message)
-        if spec.metadata["codec"] not in (fields.DEVICE, fields.CONTEXT) and spec.name != "vector"
+        if spec.metadata["codec"] not in (wire.DEVICE, wire.CONTEXT) and spec.name != "vector"
     ]
     name = rng.choice(names)
     old = getattr(message, name)

@@ -16,7 +16,7 @@ from fedveil.privacy.secure_sums.graph import Graph
 from fedveil_federation.secagg import wire
 from fedveil_federation.secagg.device import DeviceStep
 from fedveil_federation.secagg.messages import Masked, RoundPlan, Survivors
-from fedveil_federation.secagg.server_round import Phase
+from fedveil_federation.secagg.server import Phase
 
 VECTORS = small_vectors()
 TERMS = {"min_honest": 20, "colluders": 2, "max_dropout": 0.15}
@@ -62,27 +62,11 @@ def test_devices_mask_with_the_nearest_and_share_with_more(cast):
             assert tables.near[other, tables.columns[other, rank]] == place
 
 
-def test_the_graph_is_kept_while_cohort_and_keys_are_the_same(cast):
-    first, second = (cast.play(round_number=n).server for n in (5, 6))
-    assert first.layout.graph is second.layout.graph
-    third = cast.play(round_number=7, members=cast.ids[:50]).server
-    assert third.layout.plan.graph != second.layout.plan.graph
-    fresh = assemble(60, **TERMS, honest_server=True)
-    before = fresh.play(round_number=1).server.layout.plan.graph
-    fresh.server.roster.admit(fresh.renew(10))
-    assert fresh.play(round_number=2).server.layout.plan.graph != before
-
-
 def test_without_that_trust_a_device_asks_for_a_complete_graph_and_confirmations(cast):
     wary = assemble(60, **TERMS)
     plan, sparse = (peek(c.play().server.plan, RoundPlan) for c in (wary, cast))
     thin = {name: getattr(sparse, name) for name in ("degree", "masks", "threshold", "graph")}
-    for lie in (
-        {"params": cast.params.digest},
-        thin,
-        {"masks": plan.masks - 1},
-        {"masks": 2},
-    ):
+    for lie in ({"params": cast.params.digest}, thin, {"masks": plan.masks - 1}, {"masks": 2}):
         with pytest.raises(RuleBroken):
             wary.devices[10].join(wire.seal(replace(plan, **lie), wary.server.key))
     play = wary.play(round_number=2)
@@ -115,29 +99,11 @@ def test_with_it_a_device_still_counts_and_answers_one_list(cast):
         play.rounds[30].unmask(other)
 
 
-@pytest.mark.parametrize("masks", [0, 1, 3, 200, 2])
-def test_too_few_masks_are_refused(cast, masks):
-    plan = peek(cast.play(round_number=9).server.plan, RoundPlan)
-    lie = wire.seal(replace(plan, masks=masks), cast.server.key)
-    with pytest.raises((RuleBroken, Malformed)):
-        cast.devices[10].join(lie)
-    if masks:
-        with pytest.raises(RuleBroken):
-            cast.params.check(60, plan.degree, plan.threshold, 22, masks)
-
-
-def test_a_seed_of_another_length_is_refused(cast):
-    plan = peek(cast.play(round_number=9).server.plan, RoundPlan)
-    for graph in (b"", bytes(31), bytes(96)):
-        with pytest.raises(Malformed, match=r"RoundPlan\.graph"):
-            cast.devices[10].join(wire.seal(replace(plan, graph=graph), cast.server.key))
-
-
 def test_the_masks_of_honest_survivors_hang_together_as_often_as_stated():
     # A graph of masks too thin on purpose, so that it falls apart often enough to count.
     cohort, degree, masks, colluders, losses = 40, 20, 4, 6, 6
     stated = topology.assess(cohort, degree, 14, colluders, losses, masks=masks)
-    rng, apart, runs = random.Random(8), 0, 1500
+    rng, apart, runs = random.Random(8), 0, 600
     for _ in range(runs):
         tables = Graph(range(cohort), degree, rng.randbytes(32), masks).tables
         gone = rng.sample(range(cohort), colluders + losses)
@@ -147,12 +113,3 @@ def test_the_masks_of_honest_survivors_hang_together_as_often_as_stated():
         apart += connected_components(kept)[0] > 1
     spread = 5 * (runs * min(1.0, stated.security_failure)) ** 0.5
     assert 0 < apart <= stated.security_failure * runs + spread
-
-
-def test_the_published_numbers():
-    found = topology.choose(1000, 50, 100, security_failure=2.0**-64, recovery_failure=2.0**-20)
-    assert (found.degree, found.threshold) == (86, 59)
-    assert found.masks < 36
-    assert found.security_failure <= 2.0**-64
-    thinner = topology.assess(1000, 86, 59, 50, 100, masks=found.masks - 2)
-    assert thinner.security_failure > 2.0**-64

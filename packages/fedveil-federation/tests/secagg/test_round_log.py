@@ -25,8 +25,7 @@ from fedveil.privacy.secure_sums.errors import (
 from fedveil_federation.secagg import wire
 from fedveil_federation.secagg.messages import Abort
 from fedveil_federation.secagg.round_log import MAGIC, RoundLog
-from fedveil_federation.secagg.server import Server
-from fedveil_federation.secagg.server_round import Phase, ServerRound
+from fedveil_federation.secagg.server import Phase, Server, ServerRound
 
 VECTORS = small_vectors()
 
@@ -110,69 +109,6 @@ def test_a_hub_that_ends_at_every_moment_gives_the_same_sum(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     hub.round.discard_log()
     assert list(tmp_path.iterdir()) == []
-
-
-def _serve(key: bytes, logs, cast, pipe, number: int) -> None:
-    """A hub's process: does what it is told, until it is killed."""
-    server = Server(
-        Ed25519PrivateKey.from_private_bytes(key), cast.server.roster, cast.params, logs
-    )
-    opened = server.resume()
-    here = opened[0] if opened else server.open(number, cast.ids, 5, 32)
-    while True:
-        name, arguments = pipe.recv()
-        try:
-            found = getattr(here, name)
-            pipe.send(found(*arguments) if callable(found) else found)
-        except SecureAggregationError as error:
-            pipe.send(error)
-
-
-def test_killed_processes_of_a_hub_give_the_same_sum(tmp_path):
-    cast = assemble(4, max_dropout=0.25)
-    context = multiprocessing.get_context("fork")
-    rng, key = np.random.default_rng(5), cast.server.key.private_bytes_raw()
-    state: dict = {"kills": 0}
-
-    def start(number: int) -> None:
-        state["pipe"], theirs = context.Pipe()
-        logs = tmp_path / str(number)
-        arguments = (key, logs, cast, theirs, number)
-        state["process"] = context.Process(target=_serve, args=arguments)
-        state["process"].start()
-
-    def ask(number: int, name: str, *arguments: object):
-        """Ask until an answer comes; a quarter of the processes is killed first."""
-        while True:
-            state["pipe"].send((name, arguments))
-            if rng.random() < 0.25:  # before, while or after it works
-                os.kill(state["process"].pid, signal.SIGKILL)
-                state["process"].join()
-                state["kills"] += 1
-                start(number)
-                continue
-            return state["pipe"].recv()
-
-    for number in (1, 2, 3):
-        start(number)
-        devices = {i: d.join(ask(number, "plan")) for i, d in cast.devices.items()}
-        for device in devices.values():
-            ask(number, "receive", device.shares)
-        ask(number, "close_sharing")  # OutOfTurn if it was closed before the process died
-        for i, device in devices.items():
-            device.take_sharers(ask(number, "sharers_for", i))
-            if i != 30:
-                ask(number, "receive", device.mask(VECTORS(i)))
-        ask(number, "close_upload")
-        for i in (10, 20, 40):
-            ask(number, "receive", devices[i].confirm(ask(number, "survivors_for", i)))
-        ask(number, "close_confirmation")
-        for i in (10, 20, 40):
-            ask(number, "receive", devices[i].unmask(ask(number, "confirmed_for", i)))
-        assert np.array_equal(ask(number, "finish"), plain_sum(VECTORS, [10, 20, 40]))
-        os.kill(state["process"].pid, signal.SIGKILL)
-        state["process"].join()
-    assert state["kills"] > 5
 
 
 def logged(tmp_path, **options):
@@ -268,6 +204,108 @@ def test_a_round_whose_log_cannot_be_written_ends(tmp_path, monkeypatch):
         cast.play(round_number=2)
 
 
+def test_an_aborted_round_stays_so_and_devices_accept_it(tmp_path):
+    stores = {i: new_store(tmp_path / "devices" / str(i)) for i in (10, 20, 30, 40)}
+    cast = assemble(4, max_dropout=0.25, min_honest=3, journal=stores.__getitem__)
+    cast.server.logs = tmp_path / "logs"
+    play = cast.play(privacy=terms_for())
+    play.share()
+    play.send(play.rounds[10].mask(VECTORS(10)))
+    stranger = wire.seal(Abort(play.server.layout.digest), Ed25519PrivateKey.generate())
+    with pytest.raises(Forged):
+        play.rounds[20].abort(stranger)
+    other = wire.seal(Abort(bytes(32)), cast.server.key)
+    with pytest.raises(OutOfTurn):
+        play.rounds[20].abort(other)
+    notice = resumed(cast).abort()
+    assert resumed(cast).phase is Phase.OVER
+    assert resumed(cast).abort() == notice
+    for device in cast.ids:
+        play.rounds[device].abort(notice)
+        play.rounds[device].abort(notice)
+        with pytest.raises(OutOfTurn):
+            play.rounds[device].mask(VECTORS(device))
+    assert stores[10].ledger.spent() > 0  # its vector had left
+    assert stores[20].ledger.spent() == 0
+    with pytest.raises(OutOfTurn):
+        resumed(cast).close()
+
+
+def test_what_closes_a_phase_is_on_disk_before_anybody_is_told(tmp_path, monkeypatch):
+    cast, synced = assemble(3), []
+    cast.server.logs = tmp_path
+    play = cast.play()
+    (path,) = tmp_path.iterdir()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
+    for close in (play.share, lambda: play.upload(VECTORS), play.confirm, play.server.abort):
+        close()
+        assert synced.pop() == path.stat().st_size  # all of it, and nothing was written since
+        assert not synced
+
+
+def _serve(key: bytes, logs, cast, pipe, number: int) -> None:
+    """A hub's process: does what it is told, until it is killed."""
+    server = Server(
+        Ed25519PrivateKey.from_private_bytes(key), cast.server.roster, cast.params, logs
+    )
+    opened = server.resume()
+    here = opened[0] if opened else server.open(number, cast.ids, 5, 32)
+    while True:
+        name, arguments = pipe.recv()
+        try:
+            found = getattr(here, name)
+            pipe.send(found(*arguments) if callable(found) else found)
+        except SecureAggregationError as error:
+            pipe.send(error)
+
+
+def test_killed_processes_of_a_hub_give_the_same_sum(tmp_path):
+    cast = assemble(4, max_dropout=0.25)
+    context = multiprocessing.get_context("fork")
+    rng, key = np.random.default_rng(5), cast.server.key.private_bytes_raw()
+    state: dict = {"kills": 0}
+
+    def start(number: int) -> None:
+        state["pipe"], theirs = context.Pipe()
+        logs = tmp_path / str(number)
+        arguments = (key, logs, cast, theirs, number)
+        state["process"] = context.Process(target=_serve, args=arguments)
+        state["process"].start()
+
+    def ask(number: int, name: str, *arguments: object):
+        """Ask until an answer comes; a quarter of the processes is killed first."""
+        while True:
+            state["pipe"].send((name, arguments))
+            if rng.random() < 0.25:  # before, while or after it works
+                os.kill(state["process"].pid, signal.SIGKILL)
+                state["process"].join()
+                state["kills"] += 1
+                start(number)
+                continue
+            return state["pipe"].recv()
+
+    for number in (1, 2, 3):
+        start(number)
+        devices = {i: d.join(ask(number, "plan")) for i, d in cast.devices.items()}
+        for device in devices.values():
+            ask(number, "receive", device.shares)
+        ask(number, "close_sharing")  # OutOfTurn if it was closed before the process died
+        for i, device in devices.items():
+            device.take_sharers(ask(number, "sharers_for", i))
+            if i != 30:
+                ask(number, "receive", device.mask(VECTORS(i)))
+        ask(number, "close_upload")
+        for i in (10, 20, 40):
+            ask(number, "receive", devices[i].confirm(ask(number, "survivors_for", i)))
+        ask(number, "close_confirmation")
+        for i in (10, 20, 40):
+            ask(number, "receive", devices[i].unmask(ask(number, "confirmed_for", i)))
+        assert np.array_equal(ask(number, "finish"), plain_sum(VECTORS, [10, 20, 40]))
+        os.kill(state["process"].pid, signal.SIGKILL)
+        state["process"].join()
+    assert state["kills"] > 5
+
+
 @pytest.mark.parametrize("fails", ["fsync", "write"])
 def test_a_log_that_could_not_be_begun_is_not_in_the_way_of_the_next_try(
     tmp_path, monkeypatch, fails
@@ -321,33 +359,6 @@ def test_logs_that_cannot_be_used_stay_open_nowhere(tmp_path):
     assert len(os.listdir("/dev/fd")) <= before
 
 
-def test_an_aborted_round_stays_so_and_devices_accept_it(tmp_path):
-    stores = {i: new_store(tmp_path / "devices" / str(i)) for i in (10, 20, 30, 40)}
-    cast = assemble(4, max_dropout=0.25, min_honest=3, journal=stores.__getitem__)
-    cast.server.logs = tmp_path / "logs"
-    play = cast.play(privacy=terms_for())
-    play.share()
-    play.send(play.rounds[10].mask(VECTORS(10)))
-    stranger = wire.seal(Abort(play.server.layout.digest), Ed25519PrivateKey.generate())
-    with pytest.raises(Forged):
-        play.rounds[20].abort(stranger)
-    other = wire.seal(Abort(bytes(32)), cast.server.key)
-    with pytest.raises(OutOfTurn):
-        play.rounds[20].abort(other)
-    notice = resumed(cast).abort()
-    assert resumed(cast).phase is Phase.OVER
-    assert resumed(cast).abort() == notice
-    for device in cast.ids:
-        play.rounds[device].abort(notice)
-        play.rounds[device].abort(notice)
-        with pytest.raises(OutOfTurn):
-            play.rounds[device].mask(VECTORS(device))
-    assert stores[10].ledger.spent() > 0  # its vector had left
-    assert stores[20].ledger.spent() == 0
-    with pytest.raises(OutOfTurn):
-        resumed(cast).close()
-
-
 def test_after_an_abort_no_share_is_given(tmp_path):
     cast, play, _ = logged(tmp_path)
     play.share()
@@ -361,15 +372,3 @@ def test_after_an_abort_no_share_is_given(tmp_path):
             play.rounds[device].unmask(frames[device])
     with pytest.raises(OutOfTurn):
         play.server.finish()
-
-
-def test_what_closes_a_phase_is_on_disk_before_anybody_is_told(tmp_path, monkeypatch):
-    cast, synced = assemble(3), []
-    cast.server.logs = tmp_path
-    play = cast.play()
-    (path,) = tmp_path.iterdir()
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
-    for close in (play.share, lambda: play.upload(VECTORS), play.confirm, play.server.abort):
-        close()
-        assert synced.pop() == path.stat().st_size  # all of it, and nothing was written since
-        assert not synced

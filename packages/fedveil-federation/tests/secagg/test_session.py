@@ -36,21 +36,6 @@ def test_a_stamp_holds_for_its_key_and_bytes_alone():
     assert stamp.key.hex() not in f"{stamp!r}"
 
 
-def test_long_bodies_are_hashed_in_pieces(monkeypatch):
-    stamp = session.Stamp(os.urandom(32))
-    short = stamp.digest(bytes(100))
-    monkeypatch.setattr(session, "_PIECE", 40)
-    assert stamp.digest(bytes(40)) == stamp.digest(memoryview(bytes(40)))
-    assert len(stamp.digest(bytes(100))) == 48
-    assert stamp.digest(bytes(100))[:16] == stamp.digest(bytes(40))
-    seen = {short, stamp.digest(bytes(100))}
-    for at in range(100):  # a change anywhere changes it, and pieces do not change places
-        body = bytearray(100)
-        body[at] = 1
-        seen.add(stamp.digest(bytes(body)))
-    assert len(seen) == 102
-
-
 def shared():
     cast = assemble(4)
     play = cast.play()
@@ -75,19 +60,6 @@ def test_nobody_else_stamps_a_devices_frames_and_neither_direction_serves_for_th
         with pytest.raises(OutOfTurn):
             rounds.take_sharers(told)
     play.server.receive(frame)
-
-
-def test_sessions_of_two_rounds_have_nothing_in_common():
-    cast = assemble(3)
-    keys = set()
-    for round_number in (1, 2):
-        play = cast.play(round_number=round_number)
-        play.share()
-        for device in cast.ids:
-            one = play.rounds[device]._session
-            assert one == play.server._sessions[device]
-            keys |= {one.up.key, one.down.key}
-    assert len(keys) == 12
 
 
 @pytest.mark.parametrize("weak", [bytes(32), (1).to_bytes(32, "little")])

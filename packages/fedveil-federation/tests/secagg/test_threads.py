@@ -15,7 +15,7 @@ from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 from fedveil.privacy.secure_sums.errors import SecureAggregationError
 from fedveil_federation.secagg.journal import Claim, MemoryJournal
 from fedveil_federation.secagg.messages import Confirmed, Masked, Survivors
-from fedveil_federation.secagg.server_round import Phase, ServerRound
+from fedveil_federation.secagg.server import Phase, ServerRound
 
 VECTORS = small_vectors()
 THREADS = 8
@@ -74,37 +74,6 @@ def test_a_device_confirms_one_of_two_lists():
     assert frames == 480
 
 
-def test_racing_unmaskings_give_the_same_answer_once():
-    cast = assemble(5, min_honest=2, max_dropout=0.2)
-    for round_number in range(10):
-        play = cast.play(round_number=round_number)
-        play.share()
-        play.upload(VECTORS, silent={50})
-        play.confirm()
-        for device in (10, 20, 30, 40):
-            frame = play.server.confirmed_for(device)
-            message = peek(frame, Confirmed)
-            without = play.bitmap({10, 20, 30, 40} - {device})
-            fewer = play.lie(replace(message, present=without))
-            acts = [lambda f=f, r=play.rounds[device]: r.unmask(f) for f in (frame, fewer) * 4]
-            answers = set(good(race(acts)))
-            assert len(answers) == 1
-            play.server.receive(answers.pop())
-        assert np.array_equal(play.server.finish(), plain_sum(VECTORS, [10, 20, 30, 40]))
-
-
-def test_a_mask_covers_one_vector():
-    cast = assemble(4)
-    for round_number in range(15):
-        play = cast.play(round_number=round_number, dimension=4000)
-        play.share()
-        vectors = [np.full(4000, value, dtype=np.int64) for value in range(THREADS)]
-        acts = [lambda v=v, r=play.rounds[10]: r.mask(v) for v in vectors]
-        masked = good(race(acts))
-        assert len(masked) == 1
-        assert peek(masked[0], Masked).device == 10
-
-
 def test_a_round_is_claimed_by_one_of_many_threads():
     journal = MemoryJournal()
     for round_number in range(60):
@@ -115,18 +84,6 @@ def test_a_round_is_claimed_by_one_of_many_threads():
             for i in range(THREADS)
         ]
         assert len(good(race(acts))) == 1
-
-
-def test_a_device_joins_one_of_two_cohorts():
-    cast = assemble(6)
-    for round_number in range(40):
-        plans = [
-            cast.play(round_number=round_number, members=members).server.plan
-            for members in (cast.ids, cast.ids[:5])
-        ]
-        acts = [lambda f=f: cast.devices[10].join(f) for f in plans * 4]
-        joined = {id(found) for found in good(race(acts))}
-        assert len(joined) == 1
 
 
 def test_a_server_takes_frames_of_all_devices_at_once_and_each_once():
@@ -190,3 +147,46 @@ def test_who_asks_the_moment_a_phase_opens_is_told_what_everybody_is(monkeypatch
     for device, frame in zip(cast.ids, told[Phase.UNMASKING], strict=True):
         play.send(play.rounds[device].unmask(frame))
     assert np.array_equal(play.server.finish(), plain_sum(VECTORS, cast.ids))
+
+
+def test_racing_unmaskings_give_the_same_answer_once():
+    cast = assemble(5, min_honest=2, max_dropout=0.2)
+    for round_number in range(10):
+        play = cast.play(round_number=round_number)
+        play.share()
+        play.upload(VECTORS, silent={50})
+        play.confirm()
+        for device in (10, 20, 30, 40):
+            frame = play.server.confirmed_for(device)
+            message = peek(frame, Confirmed)
+            without = play.bitmap({10, 20, 30, 40} - {device})
+            fewer = play.lie(replace(message, present=without))
+            acts = [lambda f=f, r=play.rounds[device]: r.unmask(f) for f in (frame, fewer) * 4]
+            answers = set(good(race(acts)))
+            assert len(answers) == 1
+            play.server.receive(answers.pop())
+        assert np.array_equal(play.server.finish(), plain_sum(VECTORS, [10, 20, 30, 40]))
+
+
+def test_a_mask_covers_one_vector():
+    cast = assemble(4)
+    for round_number in range(15):
+        play = cast.play(round_number=round_number, dimension=4000)
+        play.share()
+        vectors = [np.full(4000, value, dtype=np.int64) for value in range(THREADS)]
+        acts = [lambda v=v, r=play.rounds[10]: r.mask(v) for v in vectors]
+        masked = good(race(acts))
+        assert len(masked) == 1
+        assert peek(masked[0], Masked).device == 10
+
+
+def test_a_device_joins_one_of_two_cohorts():
+    cast = assemble(6)
+    for round_number in range(40):
+        plans = [
+            cast.play(round_number=round_number, members=members).server.plan
+            for members in (cast.ids, cast.ids[:5])
+        ]
+        acts = [lambda f=f: cast.devices[10].join(f) for f in plans * 4]
+        joined = {id(found) for found in good(race(acts))}
+        assert len(joined) == 1

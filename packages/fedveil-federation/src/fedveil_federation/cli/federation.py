@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _POLL = 0.2  # seconds
 _NOT_RUNNING = "the hub is not running; start it with: fedveil hub start"
 _HOME: console.Options = {"--home DIR": (Path, "the hub's directory (here)", Path())}
+_COLLUDERS: console.Options = {
+    "--colluders SITES": (int, "that may work with the hub: their noise does not count (1)")
+}
 _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
     "init": (
         "keys, certificates and one bundle for each site",
@@ -53,7 +56,18 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
     "evaluate": (
         "how good a run's model is on rows that sites hold out, as a noisy secure sum",
         ["RUN by name"],
-        {**_HOME, "--noise STD": (float, "on every count (10)", 10.0)},
+        {**_HOME, "--noise STD": (float, "on every count (10)", 10.0), **_COLLUDERS},
+    ),
+    "statistics": (
+        "how the values of each agreed column are spread over all sites, as a noisy secure sum",
+        [],
+        {
+            **_HOME,
+            "--epsilon": (float, "what it may cost every record"),
+            "--delta": (float, "its small probability (1e-6)", 1e-6),
+            "--name NAME": (str, "of the run (statistics and the time)"),
+            **_COLLUDERS,
+        },
     ),
     "invite": (
         "another bundle for a site that has not joined: the one before was lost, stolen or used",
@@ -81,18 +95,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     os.umask(0o077)
-    acts = {
-        "init": _init,
-        "status": _status,
-        "run": _run,
-        "evaluate": _evaluate,
-        "invite": _invite,
-        "renew": _renew,
-        "revoke": _revoke,
-        "stop": _change,
-        "resume": _change,
-    }
-    return acts[args.action](args)
+    acts = {"init": _init, "status": _status, "run": _run, "evaluate": _evaluate}
+    acts["statistics"] = _statistics
+    return acts.get(args.action, _change)(args)
 
 
 def _init(args: argparse.Namespace) -> int:
@@ -216,7 +221,7 @@ def _follow(home: HubHome, queue: Queue, name: str) -> None:
 
 
 def _show_rounds(home: HubHome, name: str, shown: int) -> int:
-    from fedveil.run.evidence import METRICS, metrics
+    from fedveil.run.directory import METRICS, metrics
 
     path = home.runs / name
     if not (path / METRICS).exists():
@@ -238,8 +243,7 @@ def _show_rounds(home: HubHome, name: str, shown: int) -> int:
 
 def _document(home: HubHome, queue: Queue, name: str) -> dict[str, Any]:
     from fedveil.cli.load_guarantee import guarantee_of
-    from fedveil.run.evidence import METRICS, metrics
-    from fedveil.run.result import read_result
+    from fedveil.run.directory import METRICS, metrics, read_result
 
     path = home.runs / name
     guarantee, progress = guarantee_of(path)
@@ -254,7 +258,7 @@ def _document(home: HubHome, queue: Queue, name: str) -> dict[str, Any]:
         "figures": {key: result[key] for key in names if result.get(key) is not None},
         "rounds": len(lines),
         "released_rounds": len(lines) - lost,
-        "planned_rounds": None if progress is None else progress.planned,
+        "planned_rounds": None if progress is None else progress["rounds_planned"],
         "directory": str(path),
         "report": str(report) if report.exists() else None,
         "guarantee": {**guarantee.to_dict(), "statement": guarantee.statement},
@@ -269,7 +273,9 @@ def _evaluate(args: argparse.Namespace) -> int:
     queue = Queue(home)
     if (queue.ended(args.run) or {}).get("outcome") not in ("done", "stopped"):
         raise ConfigError(f"run {args.run!r}: no such run has ended; see {home.runs}")
-    queue.put(HubJob(name, {}, evaluate=args.run, noise=args.noise))
+    queue.put(
+        HubJob(name, {}, evaluate=args.run, noise=args.noise, colluders=_colluders(args, home))
+    )
     _follow(home, queue, name)
     document = json.loads((home.runs / args.run / EVALUATION).read_text(encoding="utf-8"))
 
@@ -294,44 +300,79 @@ def _evaluate(args: argparse.Namespace) -> int:
     return console.answer(args, document, show)
 
 
-def _invite(args: argparse.Namespace) -> int:
-    path = _home(args).invite(args.site)
-    document = {"site": args.site, "bundle": str(path)}
-    said = f"{path}  for {args.site} alone, by a private way"
-    return console.answer(args, document, lambda: console.say(said, heading="Bundle:"))
+def _statistics(args: argparse.Namespace) -> int:
+    from fedveil.cli.data import bars
+    from fedveil.core.files import write_atomically
+    from fedveil.report.compared import comparison_page, document_of
+    from fedveil_federation.deploy.hub_service import STATISTICS, HubJob, Queue
 
-
-def _renew(args: argparse.Namespace) -> int:
-    home = _home(args)
-    path = home.renew_certificate(args.site)
-    document = {"site": args.site, "certificate": str(path)}
+    if args.epsilon is None or not args.epsilon > 0:
+        raise ConfigError("--epsilon: say how much of every record's budget to spend, as 0.5")
+    home, queue = _home(args), Queue(_home(args))
+    name = args.name or f"statistics-{datetime.now():%Y%m%d-%H%M%S}"
+    queue.put(
+        HubJob(
+            name, {}, statistics=args.epsilon, delta=args.delta, colluders=_colluders(args, home)
+        )
+    )
+    _follow(home, queue, name)
+    folder = home.runs / name
+    document = json.loads((folder / STATISTICS).read_text(encoding="utf-8"))
+    rows, charts = [], []
+    for column, one in document["columns"].items():
+        said = ["", "", ""]
+        if "mean" in one:
+            mean = f"{one['mean']:.4g} (noise: {one['mean_noise']:.2g})"
+            said = [f"{one['quantiles']['50%']:.4g}", mean, f"{one['std']:.3g}"]
+        picture = "drowns in noise" if one["drowned"] else bars(one["cells"][:-1])
+        rows.append([column, f"{one['missing']:.1%}", *said, picture])
+        points = [[place, count] for place, (_, count) in enumerate(one["cells"])]
+        charts.append({"title": column, "x": "cell", "y": "records"})
+        charts[-1]["series"] = [{"name": column, "points": points}]
+    guarantee = document["guarantee"]["statement"]
+    counts = f"About {document['rows']:.0f} records; noise of deviation {document['noise']:.3g}."
+    columns = ("column", "missing", "median", "mean", "deviation", "values")
+    said_first = {"Guarantee": [guarantee], "Counts": [counts]}
+    page = comparison_page(document_of(f"Statistics {name}", said_first, charts, columns, rows))
+    write_atomically(folder / "report.html", page.encode())
 
     def show() -> None:
-        console.say(f"{path}  for {args.site}; it holds no secret", heading="Certificate:")
-        console.say("there: fedveil site renew --certificate FILE", heading="Next:")
+        console.table(f"statistics {name}", columns, rows)
+        console.say(counts)
+        console.say(f"{folder}: report.html, {STATISTICS}", heading="Files:")
+        console.say(guarantee)
 
-    return console.answer(args, document, show)
+    return console.answer(args, {**document, "directory": str(folder)}, show)
 
 
-def _revoke(args: argparse.Namespace) -> int:
-    _home(args).revoke(args.site)
-    said = "is let in no more; a run under way goes on if its plan can spare it"
-    document = {"site": args.site, "state": said}
-    return console.answer(args, document, lambda: console.say(said, heading=f"{args.site}:"))
+def _colluders(args: argparse.Namespace, home: HubHome) -> int:
+    """As many as were given; else one, where two honest sites are left."""
+    usual = 1 if len(home.agreement.sites) > 2 else 0
+    return usual if args.colluders is None else int(args.colluders)
 
 
 def _change(args: argparse.Namespace) -> int:
-    """Stop a run, or go on with it."""
+    """Invite a site, renew its certificate or revoke it; stop a run, or go on with it."""
     from fedveil_federation.deploy.hub_service import Queue
 
-    queue, name = Queue(_home(args)), args.run
-    if args.action == "stop":
-        queue.stop(name)
+    home, action, name = _home(args), args.action, vars(args).get("site") or args.run
+    document = {"run" if action in ("stop", "resume") else "site": name}
+    if action == "invite":
+        document["bundle"] = said = str(home.invite(name))
+        said += f"  for {name} alone, by a private way"
+    elif action == "renew":
+        document["certificate"] = said = str(home.renew_certificate(name))
+        said += "  holds no secret; there: fedveil site renew --certificate FILE"
+    elif action == "revoke":
+        home.revoke(name)
+        said = "is let in no more; a run under way goes on if its plan can spare it"
+    elif action == "stop":
+        Queue(home).stop(name)
         said = "ends after the round under way"
     else:
-        queue.again(name)
+        Queue(home).again(name)
         said = "is in the queue again"
-    document = {"run": name, "state": said}
+    document["state"] = said
     return console.answer(args, document, lambda: console.say(said, heading=f"{name}:"))
 
 

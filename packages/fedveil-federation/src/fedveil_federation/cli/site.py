@@ -184,10 +184,7 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
         service = SiteService(home, metrics=args.metrics)
         courier_process.write_kit(home)
         courier = SocketCourier(
-            home.socket,
-            home.courier,
-            separate=home.courier_is_separate,
-            most=home.longest_request,
+            home.socket, home.courier, separate=home.courier_is_separate, most=home.longest_request
         )
         courier.attach("fedveil", service.answer)
         service.welcome()

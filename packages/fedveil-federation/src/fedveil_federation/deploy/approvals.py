@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Unit
 from fedveil.privacy.rounding import at_most
-from fedveil_federation.deploy.state_dirs import SiteHome, damaged, now, read_json, write_json
+from fedveil_federation.deploy.state_dirs import SiteHome, now, read_as, read_json, write_json
 
 ONE_PERSON = "one person with all their records"
 _CONTENT = ("recipe", "facts", "epsilon", "delta", "scoring")
@@ -55,7 +55,7 @@ class AskedPlan:
         runs: those that have begun, each with a yes of its own.
     """
 
-    plan: dict[str, Any]
+    plan: Mapping[str, Any]
     called: str
     since: str
     lifetime: float
@@ -69,7 +69,9 @@ class AskedPlan:
         recipe, facts = self.plan["recipe"], self.plan["facts"]
         model, training = recipe.get("model", {}), recipe.get("training", {})
         what = f"train a {model.get('name')} model by {training.get('method')}"
-        if self.plan["scoring"]:
+        if self.plan["scoring"].get("columns"):
+            what = "count how the values of each column are spread"
+        elif self.plan["scoring"]:
             what = f"evaluate a {model.get('name')} model on rows that are held out"
         persons = recipe.get("privacy", {}).get("unit") == Unit.PERSON
         whom = f", for {ONE_PERSON}" if persons else ""
@@ -201,7 +203,7 @@ class Approvals:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         with (self._folder / ".lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = {path.stem: _read(path) for path in self._folder.glob("*.json")}
+            found = {path.stem: read_as(AskedPlan, path) for path in self._folder.glob("*.json")}
             yield dict(sorted(found.items(), key=lambda item: item[1].since))
 
     def _keep(self, name: str, asked: AskedPlan) -> None:
@@ -210,15 +212,6 @@ class Approvals:
     def _forget(self, names: list[str]) -> None:
         for name in names:
             (self._folder / f"{name}.json").unlink(missing_ok=True)
-
-
-def _read(path: Path) -> AskedPlan:
-    found = read_json(path)
-    try:
-        lists = {key: tuple(found[key]) for key in ("approved_by", "runs")}
-        return AskedPlan(**{**found, **lists})
-    except (TypeError, KeyError):
-        raise damaged(path) from None
 
 
 def _name(plan: bytes) -> str:

@@ -17,11 +17,12 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric.rsa import (
-    RSAPrivateKey,
-    RSAPublicKey,
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePublicKey,
     generate_private_key,
 )
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.x509.oid import NameOID
 
 from fedveil.core.errors import ConfigError
@@ -30,21 +31,12 @@ AUTHORITY_DAYS = 3650
 DAYS = 365
 RENEW_DAYS = 60  # before the end
 _SKEW = timedelta(days=1)  # by which the clocks of two parties may differ
-_BITS = 2048
-BUNDLE_DAYS = 14  # a site that has come with it gets one for a year, for a key of its own
-
-
-_SIGNS_CERTIFICATES = x509.KeyUsage(
-    digital_signature=True,
-    content_commitment=False,
-    key_encipherment=False,
-    data_encipherment=False,
-    key_agreement=False,
-    key_cert_sign=True,
-    crl_sign=True,
-    encipher_only=False,
-    decipher_only=False,
+_SIZES = (256, 2048)  # bits, of P-256 and RSA
+_KEY_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
+BUNDLE_DAYS = 14  # a site that has come with it gets one for a year, for a key of its own
 
 
 @dataclass(frozen=True)
@@ -84,14 +76,14 @@ def certified(authority: Pair, name: str, public: str, days: int = DAYS) -> str:
     """Return a certificate for a key that its owner has made, by its public part (PEM).
 
     Raises:
-        ConfigError: it is no RSA key of the usual size.
+        ConfigError: it is no key of the curve P-256, nor one of RSA as older versions made it.
     """
     try:
         key = serialization.load_pem_public_key(public.encode())
     except ValueError:
         raise ConfigError("certificate: the public key cannot be read") from None
-    if not isinstance(key, RSAPublicKey) or not _BITS <= key.key_size <= 2 * _BITS:
-        raise ConfigError(f"certificate: not for an RSA key of {_BITS} bits or a little more")
+    if not isinstance(key, EllipticCurvePublicKey | RSAPublicKey) or key.key_size not in _SIZES:
+        raise ConfigError("certificate: not for a key of the usual kind and size")
     return _issued(authority, name, key, None, days)
 
 
@@ -103,7 +95,7 @@ def new_key() -> str:
 def public_part(key: str) -> str:
     """Return the public part of a private key (PEM)."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return _key(key).public_key().public_bytes(serialization.Encoding.PEM, form).decode()
+    return str(_key(key).public_key().public_bytes(serialization.Encoding.PEM, form), "ascii")
 
 
 @lru_cache(maxsize=4096)  # a hub looks at all of them again and again
@@ -147,7 +139,7 @@ def _issued(authority: Pair, name: str, key: Any, host: str | None, days: int) -
     return _signed(name, key, _name(root), _key(authority.key), days, host or name)
 
 
-def _signed(name: str, key: Any, issuer: str, by: RSAPrivateKey, days: int, host: str = "") -> str:
+def _signed(name: str, key: Any, issuer: str, by: Any, days: int, host: str = "") -> str:
     now = datetime.now(UTC)
     made = (
         x509.CertificateBuilder()
@@ -164,7 +156,8 @@ def _signed(name: str, key: Any, issuer: str, by: RSAPrivateKey, days: int, host
     if host:
         made = made.add_extension(x509.SubjectAlternativeName([_alternative(host)]), False)
     else:
-        made = made.add_extension(_SIGNS_CERTIFICATES, True)
+        uses = dict.fromkeys(_KEY_USES, False) | {"key_cert_sign": True, "crl_sign": True}
+        made = made.add_extension(x509.KeyUsage(**uses), True)
     return made.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
@@ -175,24 +168,20 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _new_key() -> RSAPrivateKey:
-    return generate_private_key(65537, _BITS)
+def _new_key() -> Any:
+    return generate_private_key(SECP256R1())
 
 
-def _pem(key: RSAPrivateKey) -> str:
-    form = serialization.PrivateFormat.PKCS8
-    none = serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, form, none).decode()
+def _pem(key: Any) -> str:
+    form, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return str(key.private_bytes(serialization.Encoding.PEM, form, none), "ascii")
 
 
-def _key(pem: str) -> RSAPrivateKey:
+def _key(pem: str) -> Any:
     try:
-        key = serialization.load_pem_private_key(pem.encode(), None)
+        return serialization.load_pem_private_key(pem.encode(), None)
     except ValueError:
         raise ConfigError("certificate: its key cannot be read") from None
-    if not isinstance(key, RSAPrivateKey):
-        raise ConfigError("certificate: its key is no RSA key")
-    return key
 
 
 def _read(pem: str) -> x509.Certificate:

@@ -76,8 +76,11 @@ def _about(plan: Mapping[str, Any] | None) -> dict[str, Any]:
         return said
     try:
         recipe = plan["recipe"]
-        said["what"] = "evaluation" if plan["scoring"] else recipe["training"]["method"]
-        said["model"] = recipe["model"]["name"]
+        columns = plan["scoring"].get("columns")
+        said["what"] = "statistics" if columns else "evaluation"
+        if not plan["scoring"]:
+            said["what"] = recipe["training"]["method"]
+        said["model"] = None if columns else recipe["model"]["name"]
         said["planned_epsilon"] = plan["epsilon"]
         said |= {"name": plan.get("called"), "begun": plan.get("begun")}
         said["with"] = plan["facts"]["name"]

@@ -1,22 +1,18 @@
 """Couriers move opaque bytes between the hub and the sites. They are trusted with nothing: what
 they carry is signed, and masked or noisy wherever it comes from data.
 
-`MemoryCourier` is for one process. Another engine is a class with the same five methods that passes
-the same contract suite (`tests/deploy/courier_suite.py`).
+Another engine is a class with the same five methods that passes the same contract suite
+(`tests/deploy/courier_suite.py`).
 """
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
-from time import monotonic
 from typing import Protocol, TypeVar
 
-from fedveil.core.errors import ConfigError, FedveilError
+from fedveil.core.errors import FedveilError
 
 HUB = "server"  # the hub's name among the couriers; FLARE expects this one
 KEYS = "keys.json"  # the keys by which the hub's courier knows each site, which may change
@@ -104,53 +100,3 @@ class Courier(ABC):
     @abstractmethod
     def close(self) -> None:
         """No more requests. Safe to call twice."""
-
-
-class MemoryCourier(Courier):
-    """Hub and sites in one process, a thread for each site."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._answers: dict[str, tuple[Answer, ThreadPoolExecutor]] = {}
-
-    def attach(self, site: str, answer: Answer) -> None:
-        with self._lock:
-            if site in self._answers:
-                raise ConfigError(f"site {site!r} is attached already")
-            self._answers[site] = answer, ThreadPoolExecutor(1, f"site-{site}")
-
-    def detach(self, site: str) -> None:
-        with self._lock:
-            found = self._answers.pop(site, None)
-        if found is not None:
-            found[1].shutdown(wait=False, cancel_futures=True)
-
-    def sites(self) -> tuple[str, ...]:
-        with self._lock:
-            return tuple(sorted(self._answers))
-
-    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
-        until = monotonic() + seconds
-        asked: dict[str, Future[bytes] | None] = {}
-        for site, frame in frames.items():
-            if len(frame) > MAX_FRAME:
-                raise ConfigError(f"a request of {len(frame)} bytes: at most {MAX_FRAME}")
-            with self._lock:
-                found = self._answers.get(site)
-                asked[site] = None if found is None else found[1].submit(found[0], bytes(frame))
-        return {site: self._wait(site, future, until) for site, future in asked.items()}
-
-    @staticmethod
-    def _wait(site: str, future: Future[bytes] | None, until: float) -> bytes | Unreachable:
-        if future is None:
-            return Unreachable(f"site {site!r} is not there")
-        try:
-            return future.result(max(0.0, until - monotonic()))
-        except Late:
-            return Unreachable(f"site {site!r} did not answer in time")
-        except Exception as error:  # a site's failure must not end the hub
-            return Unreachable(f"site {site!r} failed: {type(error).__name__}")
-
-    def close(self) -> None:
-        for site in self.sites():
-            self.detach(site)

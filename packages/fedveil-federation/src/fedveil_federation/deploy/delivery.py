@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.files import sync_directory
 from fedveil.data.schema import Kind
-from fedveil.run.evidence import CHECKPOINT, LEDGER, METRICS, MODEL, PROMISE, RECIPE
+from fedveil.run.directory import CHECKPOINT, LEDGER, METRICS, MODEL, PROMISE, RECIPE
 from fedveil_federation import client_events
 from fedveil_federation.deploy.envelope import BadFrame, Message
 from fedveil_federation.deploy.state_dirs import SiteHome

@@ -11,14 +11,16 @@ from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.recipes.sections import ModelSection
 from fedveil.planning.limits import taken_from_records
+from fedveil.planning.own_budgets import own_scale
 from fedveil.planning.plan import Plan
-from fedveil.planning.resolve import own_scale
 from fedveil.privacy.budgets import scaled_guarantee
 from fedveil.privacy.guarantee import Guarantee
-from fedveil_federation.deploy.members import Members
+from fedveil_federation.deploy.agreement import Members
+from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.plan_document import PlanDocument, parameters, planned
 from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.deploy.scoring import Counting, Scoring
+from fedveil_federation.deploy.statistics import Statistics, Tallying
 from fedveil_federation.deploy.work import Training, Work, scheduled
 from fedveil_federation.secagg.device_store import DeviceStore
 from fedveil_federation.secagg.roster import Roster
@@ -50,10 +52,15 @@ class Examiner:
         document = PlanDocument.from_bytes(data)
         roster = self._check_facts(document)
         work: Work
-        if document.scoring:
+        if document.scoring.get("columns"):
+            asked = Statistics.about(*_counts(document), self._data.encoder)
+            self._policy.check_statistics()
+            self._check_counts(document, asked)
+            work = Tallying(document, asked, self._data, self._randomness)
+        elif document.scoring:
             model = self._at_home(document.parsed().model)
             scoring = self._scored(document, model)
-            work = Counting(document, scoring, model, self._number, self._data, self._randomness)
+            work = Counting(document, scoring, model, self._data, self._randomness)
         else:
             plan, scale = self._planned(document)
             work = Training(document, plan, self._number, self._data, self._randomness, scale)
@@ -78,9 +85,11 @@ class Examiner:
             raise ConfigError("plan: its schema does not fit this site's rows")
         if facts.agreement != members.agreement:
             raise ConfigError("plan: its schema is not the one that this site has agreed to")
-        memory = self._store.memory(members.secagg_name)
-        roster = Roster(members.secagg_name, members.pinned, memory)
-        roster.admit(*document.cards)
+        roster = Roster(members.secagg_name, members.pinned, self._store)
+        try:
+            roster.admit(*document.key_cards)
+        except ValueError:
+            raise ConfigError("plan: key cards are not hexadecimal") from None
         if len(roster) != len(members.sites):
             raise ConfigError(f"plan: key cards of {len(roster)} sites, need all")
         return roster
@@ -123,14 +132,17 @@ class Examiner:
     def _scored(self, document: PlanDocument, model: ModelSection) -> Scoring:
         size = parameters(model, document.facts.federation())
         self._policy.check_evaluation(model.name, size)
-        scoring = Scoring.of(document)
-        guarantee = scoring.guarantee()
-        self._policy.check(guarantee, guarantee.privacy_model, scoring.sums)
-        self._check_stated(document, guarantee)
-        self._check_size(document, Unit.RECORD)
+        scoring = Scoring(*_counts(document))
+        self._check_counts(document, scoring)
         if not len(self._data.test):
             raise ConfigError("evaluation: this site holds no rows out")
         return scoring
+
+    def _check_counts(self, document: PlanDocument, asked: Scoring) -> None:
+        guarantee = asked.guarantee()
+        self._policy.check(guarantee, guarantee.privacy_model, asked.sums)
+        self._check_stated(document, guarantee)
+        self._check_size(document, Unit.RECORD)
 
     def _check_stated(self, document: PlanDocument, found: Guarantee) -> None:
         if found.epsilon > document.epsilon or found.delta > document.delta:
@@ -169,6 +181,14 @@ class Examiner:
             rest = [replace(one, rounds=left, participations=left) for one in releases]
             return self._store.ledger.afford(rest, model)
         return self._store.ledger.spent()
+
+
+def _counts(document: PlanDocument) -> tuple[Facts, float, float, int]:
+    """What a plan says that is to be counted."""
+    noise, colluders = document.scoring.get("noise"), document.scoring.get("colluders")
+    if type(noise) is not float or type(colluders) is not int:
+        raise ConfigError("plan: scoring needs noise and colluders")
+    return document.facts, noise, document.delta, colluders
 
 
 def _series(number: str) -> list[str]:

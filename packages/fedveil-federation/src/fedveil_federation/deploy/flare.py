@@ -300,11 +300,7 @@ def site_link(settings: Settings, place: Path, answer: Answer) -> FlareLink:
 
 
 def _link(
-    settings: Settings,
-    place: Path,
-    host: str,
-    peers: Iterable[str],
-    answer: Answer | None = None,
+    settings: Settings, place: Path, host: str, peers: Iterable[str], answer: Answer | None = None
 ) -> FlareLink:
     # FLARE looks for settings of its own below the working directory unless it is told where.
     ConfigService.initialize({}, [str(place)])

@@ -45,19 +45,17 @@ from fedveil.run.directory import RunDirectory, stored_recipe
 from fedveil.run.round_report import RoundReport
 from fedveil.run.run import Run
 from fedveil.training.engines.contract import Cohort, RoundRequest
+from fedveil_federation.deploy.agreement import Members
 from fedveil_federation.deploy.courier import Courier, Reply, Unreachable
 from fedveil_federation.deploy.envelope import BadFrame, Message, plain, seal, unseal
 from fedveil_federation.deploy.facts import Facts
-from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.plan_document import PlanDocument, planned, resolved, terms_at
 from fedveil_federation.deploy.plausible import implausible
-from fedveil_federation.deploy.schemas import RowSchema
-from fedveil_federation.deploy.scoring import CountSum, Scoring, figures
+from fedveil_federation.deploy.scoring import CountSum, Scoring, Table
 from fedveil_federation.deploy.work import scheduled
 from fedveil_federation.secagg.privacy_terms import PrivacyTerms
 from fedveil_federation.secagg.roster import Roster
-from fedveil_federation.secagg.server import Server
-from fedveil_federation.secagg.server_round import Deadlines, Phase, ServerRound
+from fedveil_federation.secagg.server import Deadlines, Phase, Server, ServerRound
 
 _log = logging.getLogger(__name__)
 
@@ -230,7 +228,7 @@ class RemoteAggregator(Aggregator):
         self._unfinished: dict[tuple[int, str], ServerRound] = {}
         if self.sums is not None:
             roster = Roster(sites.members.secagg_name, sites.members.pinned)
-            roster.admit(*document.cards)
+            roster.admit(*document.key_cards)
             self.server = Server(sites.key, roster, self.sums.params, logs)
             for found in self.server.resume():
                 about = found.layout.plan
@@ -584,56 +582,55 @@ class Hub:
         plan = planned(recipe, known(facts))
         if plan.guarantee is None:
             raise ConfigError("plan: it promises nothing")
-        document = PlanDocument(
-            version("fedveil"),
-            secrets.token_hex(16),
-            resolved(recipe, plan),
-            facts,
-            tuple(one.part() for one in self.hellos()),
-            self._take_numbers(plan.method.rounds),
-            float(plan.guarantee.epsilon),
-            float(plan.guarantee.delta),
-        )
+        rounds = plan.method.rounds
+        document = self._document(resolved(recipe, plan), facts, rounds, plan.guarantee)
         accepted = self._agree(document, output.name)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
         write_atomically(output / ACCEPTED, json.dumps([one.hex() for one in accepted]).encode())
         write_atomically(output / DOCUMENT, document.to_bytes())
         return self._run(plan, document, directory, recipe)
 
-    def score(
+    def _document(
         self,
-        weights: Tensor,
-        model: Mapping[str, Any],
-        scoring: Scoring,
-        schema: RowSchema,
-        name: str,
-    ) -> tuple[dict[str, Any], Guarantee]:
-        """How good weights are on rows that sites hold out: figures from a noisy sum, its cost."""
-        facts, noise, delta = scoring.facts, scoring.noise, scoring.delta
-        guarantee = scoring.guarantee()
-        document = PlanDocument(
-            version("fedveil"),
-            secrets.token_hex(16),
-            {"model": dict(model)},
-            facts,
-            tuple(one.part() for one in self.hellos()),
-            self._take_numbers(1),
-            float(guarantee.epsilon),
-            delta,
-            {"noise": noise},
+        recipe: Mapping[str, Any],
+        facts: Facts,
+        rounds: int,
+        guarantee: Guarantee,
+        scoring: Mapping[str, Any] | None = None,
+    ) -> PlanDocument:
+        """A plan to propose, with the key cards of all sites and numbers for its rounds."""
+        cards = tuple(one.part().hex() for one in self.hellos())
+        first, run = self._take_numbers(rounds), secrets.token_hex(16)
+        cost = float(guarantee.epsilon), float(guarantee.delta)
+        return PlanDocument(
+            version("fedveil"), run, recipe, facts, cards, first, *cost, scoring or {}
         )
+
+    def table(
+        self, scoring: Scoring, recipe: Mapping[str, Any], name: str, weights: Tensor | None = None
+    ) -> tuple[Table, Guarantee]:
+        """Return a noisy sum of tables, and its cost.
+
+        Args:
+            scoring: what sites count.
+            recipe: of the plan: the model that they evaluate, or nothing.
+            name: the hub's, for the run.
+            weights: of the model; without it sites count their columns' values.
+        """
+        guarantee = scoring.guarantee()
+        document = self._document(recipe, scoring.facts, 1, guarantee, scoring.asked)
         self._agree(document, name)
         terms, logs = scoring.terms(document.digest), self.state / "evaluations" / document.run
         sums = RemoteAggregator(document, terms, scoring.sums, self.sites, self.waits, logs)
-        cohort = np.arange(len(facts.sizes), dtype=np.int64)
+        cohort = np.arange(len(scoring.facts.sizes), dtype=np.int64)
+        sent = b"" if weights is None else weights.numpy().astype("<f4").tobytes()
         try:
-            opened = sums.open(CountSum(scoring, Randomness(None)), cohort, Dropouts())
-            for upload in sums.uploads(cohort, weights.numpy().astype("<f4").tobytes()):
+            opened = sums.open(CountSum(scoring, Randomness(None)), cohort, Dropouts())  # type: ignore[arg-type]
+            for upload in sums.uploads(cohort, sent):
                 opened.add(upload)  # type: ignore[arg-type]
-            table = opened.release().numpy().reshape(scoring.shape)
+            return opened.release().numpy().reshape(scoring.shape), guarantee
         finally:
             sums.done()
-        return figures(scoring, table, schema.unit, schema.classes), guarantee
 
     def resume(self, path: Path, known: Known = Facts.federation) -> Run:
         """Go on with a run whose hub has ended, in the round where it stood."""

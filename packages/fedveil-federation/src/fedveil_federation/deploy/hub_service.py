@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,8 @@ from fedveil.planning import recipe as recipes
 from fedveil.planning.recipe import Recipe
 from fedveil.run.run import Run
 from fedveil_federation.deploy import certificates, delivery
+from fedveil_federation.deploy.agreement import Members
 from fedveil_federation.deploy.certificates import Pair
-from fedveil_federation.deploy.counters import Counters
 from fedveil_federation.deploy.courier import Courier, Unreachable
 from fedveil_federation.deploy.envelope import BadFrame, Message, claimed, plain, seal, unseal
 from fedveil_federation.deploy.facts import Facts, plan_digest
@@ -38,9 +38,10 @@ from fedveil_federation.deploy.hub import (
     RoundsLost,
     SitesAway,
 )
-from fedveil_federation.deploy.members import Members
+from fedveil_federation.deploy.logs import Counters
 from fedveil_federation.deploy.plan_document import PlanDocument, planned
-from fedveil_federation.deploy.scoring import Scoring
+from fedveil_federation.deploy.schemas import TableSchema
+from fedveil_federation.deploy.scoring import Scoring, figures
 from fedveil_federation.deploy.sockets import SocketCourier
 from fedveil_federation.deploy.state_dirs import (
     HubHome,
@@ -48,11 +49,13 @@ from fedveil_federation.deploy.state_dirs import (
     keep_pair,
     keep_secret,
     now,
+    read_as,
     read_json,
     read_text,
     write_json,
 )
-from fedveil_federation.secagg.server_round import Deadlines
+from fedveil_federation.deploy.statistics import Statistics
+from fedveil_federation.secagg.server import Deadlines
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ _OWNERS = 60.0  # seconds until owners are asked again; a site looks at a hundre
 _SLICE = 0.5  # seconds between two looks whether a run that waits is to stop
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
 
-EVALUATION = "federated-evaluation.json"
+EVALUATION, STATISTICS = "federated-evaluation.json", "statistics.json"
 DELIVERED = "delivered.json"  # when each site had got all of a finished run
 
 Finish = Callable[[Run, Recipe], None]  # writes model, result and report
@@ -74,10 +77,13 @@ class HubJob:
     """A run that was asked for, or the evaluation of one."""
 
     name: str
-    recipe: dict[str, Any]
+    recipe: Mapping[str, Any]
     test: str | None = None  # a file of public test rows
     evaluate: str | None = None  # a run whose model sites are to evaluate
     noise: float = 10.0  # std on every count of that
+    statistics: float = 0.0  # the epsilon that statistics of all columns may cost
+    delta: float = 1e-6
+    colluders: int = 0  # of the sums that count
     most_lost: int = MOST_LOST  # rounds in a row that release nothing, until it stops
 
 
@@ -98,7 +104,7 @@ class Queue:
     def next(self) -> HubJob | None:
         """The oldest that has not ended."""
         names = self.names()
-        return _job(self._place(names[0], _QUEUED)) if names else None
+        return read_as(HubJob, self._place(names[0], _QUEUED)) if names else None
 
     def names(self) -> list[str]:
         """What has not ended, oldest first."""
@@ -161,13 +167,6 @@ class Queue:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"run {name!r}: use letters, digits, points and hyphens")
         return self._home.queue / f"{name}{kind}"
-
-
-def _job(path: Path) -> HubJob:
-    try:
-        return HubJob(**read_json(path))
-    except TypeError:
-        raise damaged(path) from None
 
 
 class HubService:
@@ -348,10 +347,12 @@ class HubService:
         """Start a run, or go on with it, to its end; how it ended."""
         if recipes.parse(job.recipe).evaluation.baseline:
             raise ConfigError("evaluation.baseline: nobody trains without noise across machines")
+        if job.statistics:
+            return self._statistics(job, members)
         if job.evaluate is not None:
             return self._evaluate(job, members, self.home.runs / job.evaluate)
         recipe = recipes.with_defaults(recipes.parse(job.recipe))
-        hub = Hub(members, self._key, self.courier, self.home.path, self._waits)
+        hub = self._hub(members)
         hub.stopping = lambda: self.queue.stopping(job.name)
         output, known = self.home.runs / job.name, self._known(job.test)
         if (revoked := self.home.revoked) and not (output / DOCUMENT).exists():
@@ -403,7 +404,7 @@ class HubService:
 
     def _evaluate(self, job: HubJob, members: Members, path: Path) -> str:
         """A finished run's model, on rows that sites hold out; kept beside it."""
-        hub = Hub(members, self._key, self.courier, self.home.path, self._waits)
+        hub = self._hub(members)
         if not (path / DOCUMENT).exists():
             raise ConfigError(f"run {job.evaluate!r}: there is none")
         document = PlanDocument.from_bytes((path / DOCUMENT).read_bytes())
@@ -413,14 +414,38 @@ class HubService:
         finally:
             if run.directory is not None:
                 run.directory.close()
-        facts = self._told_facts(hub, Unit.RECORD)
-        if facts is None:
-            raise ConfigError("evaluation: needs sites whose policies protect records")
-        scoring = Scoring(facts, job.noise, document.delta)
-        found, guarantee = hub.score(weights, model, scoring, self.home.agreement.schema, job.name)
+        facts = self._records(hub)
+        scoring, schema = (
+            Scoring(facts, job.noise, document.delta, job.colluders),
+            self.home.agreement.schema,
+        )
+        table, guarantee = hub.table(scoring, {"model": model}, job.name, weights)
+        found = figures(scoring, table, schema.unit, schema.classes)
         said = {**guarantee.to_dict(), "statement": guarantee.statement}
         write_json(path / EVALUATION, {**found, "guarantee": said})
         return "done"
+
+    def _statistics(self, job: HubJob, members: Members) -> str:
+        """How the values of each column are spread over all sites."""
+        hub, schema = self._hub(members), self.home.agreement.schema
+        encoder = schema.encoder if isinstance(schema, TableSchema) else None
+        asked = Statistics.about(self._records(hub), 1.0, job.delta, job.colluders, encoder)
+        asked = asked.within(job.statistics)
+        table, guarantee = hub.table(asked, {}, job.name)
+        said = {**guarantee.to_dict(), "statement": guarantee.statement}
+        (self.home.runs / job.name).mkdir(mode=0o700)
+        document = {**asked.described(table, schema.classes), "guarantee": said}
+        write_json(self.home.runs / job.name / STATISTICS, document)
+        return "done"
+
+    def _hub(self, members: Members) -> Hub:
+        return Hub(members, self._key, self.courier, self.home.path, self._waits)
+
+    def _records(self, hub: Hub) -> Facts:
+        facts = self._told_facts(hub, Unit.RECORD)
+        if facts is None:
+            raise ConfigError("counts of records: need sites whose policies protect records")
+        return facts
 
     def _known(self, test: str | None) -> Known:
         """What the hub knows of the federation, with public test rows from a file."""

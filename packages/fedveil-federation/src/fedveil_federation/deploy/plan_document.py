@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedveil.core.files import digest_of
 from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.recipes.sections import EngineSection, EvaluationSection, ModelSection
+from fedveil.methods.recipes.values import build
 from fedveil.methods.registry import METHODS
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import features_of, model_of, plan_of
@@ -62,15 +63,18 @@ class PlanDocument:
     run: str
     recipe: Mapping[str, Any]
     facts: Facts
-    cards: tuple[bytes, ...]
+    cards: tuple[str, ...]  # of all sites, in hexadecimal
     first_round: int
     epsilon: float
     delta: float
     scoring: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        cards = [card.hex() for card in self.cards]
-        return canonical({**asdict(self), "cards": cards})
+        return canonical(asdict(self))
+
+    @property
+    def key_cards(self) -> list[bytes]:
+        return [bytes.fromhex(card) for card in self.cards]
 
     @property
     def digest(self) -> str:
@@ -82,23 +86,14 @@ class PlanDocument:
         if len(data) > MAX_PLAN:
             raise ConfigError(f"plan: {len(data)} bytes, at most {MAX_PLAN} are taken")
         try:
-            document = json.loads(data)
-            facts = document["facts"]
-            for name in ("input_shape", "sizes"):
-                facts[name] = tuple(facts[name])
-            document["facts"] = Facts(**facts)
-            document["cards"] = tuple(bytes.fromhex(card) for card in document["cards"])
-            found = PlanDocument(**document)
-            numbers = (found.epsilon, found.delta)
-            if type(found.first_round) is not int or not 0 <= found.first_round < 2**32:
-                raise ValueError("first_round")
-            if not all(type(one) is float and math.isfinite(one) for one in numbers):
+            found: PlanDocument = build(PlanDocument, json.loads(data), "plan")
+            if not (math.isfinite(found.epsilon) and math.isfinite(found.delta)):
                 raise ValueError("epsilon, delta")
+            if not 0 <= found.first_round < 2**32:
+                raise ValueError("first_round")
             if found.to_bytes() != data:
                 raise ValueError("there is another way to write it")
-        except ConfigError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError, ConfigError) as error:
             raise ConfigError(f"plan: cannot be read: {str(error)[:200]}") from None
         return found
 
@@ -151,41 +146,33 @@ def resolved(recipe: Recipe, plan: Plan) -> dict[str, Any]:
 def seen(model: ModelSection, federation: Federation) -> Federation:
     """The federation as the model of a recipe sees it, whose features may not cost too much."""
     chosen, shape = features_of(model), federation.input_shape
-    if isinstance(chosen, RandomFeatures):
-        if (numbers := chosen.width * math.prod(shape)) > MOST_DRAWN:
-            raise ConfigError(
-                f"model.width: {numbers:,} numbers make random features; {MOST_DRAWN:,} do"
-            )
-        return with_features(federation, chosen)
-    if not isinstance(chosen, ScatteringFeatures | PatchFeatures | BackboneFeatures):
+    if chosen is None:
         return federation
-    if len(shape) not in (2, 3):
+    if not isinstance(chosen, RandomFeatures) and len(shape) not in (2, 3):
         raise ConfigError(f"model.features: {model.features or 'backbone'} needs images")
-    if isinstance(chosen, BackboneFeatures):
-        if (chosen.pixels or 0) > MOST_PIXELS:
-            raise ConfigError(f"model.pixels: {chosen.pixels:,}; sites take {MOST_PIXELS:,}")
-        return with_features(federation, chosen)
-    if (directions := chosen.directions or 0) > MOST_DIRECTIONS:
-        raise ConfigError(f"model.directions: {directions:,}; sites keep {MOST_DIRECTIONS:,}")
-    if isinstance(chosen, PatchFeatures):
-        if (numbers := chosen.patches * math.prod(shape[:2])) > MOST_COMPARED:
-            raise ConfigError(
-                f"model.patches: {numbers:,} comparisons for one image; sites make "
-                f"{MOST_COMPARED:,}"
-            )
-        return with_features(federation, chosen)
-    made = Scattering(shape[0], shape[1], chosen.scales, chosen.angles, chosen.order)
-    numbers = math.prod(made.shape) * math.prod(shape[2:])
-    if chosen.angles > MOST_ANGLES or numbers > MOST_FEATURES * math.prod(shape):
-        raise ConfigError(
-            f"model.features: {chosen.angles} angles, {numbers:,} features of one image; sites "
-            f"take {MOST_ANGLES} angles, and {MOST_FEATURES} features for each of its numbers"
-        )
-    if chosen.whiten is not None and numbers > MOST_WHITENED:
-        raise ConfigError(
-            f"model.whiten: {numbers:,} features of one image; {MOST_WHITENED:,} are whitened"
-        )
+    for key, number, most in _costs(chosen, shape):
+        if number > most:
+            raise ConfigError(f"model.{key}: {number:,} for one example; sites take {most:,}")
     return with_features(federation, chosen)
+
+
+def _costs(chosen: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
+    """Yield what a model's features take of a site, and the most that it gives: by recipe key."""
+    inputs = math.prod(shape)
+    if isinstance(chosen, RandomFeatures):
+        yield "width", chosen.width * inputs, MOST_DRAWN
+    if isinstance(chosen, BackboneFeatures):
+        yield "pixels", chosen.pixels or 0, MOST_PIXELS
+    if isinstance(chosen, PatchFeatures):
+        yield "patches", chosen.patches * math.prod(shape[:2]), MOST_COMPARED
+    if isinstance(chosen, PatchFeatures | ScatteringFeatures):
+        yield "directions", chosen.directions or 0, MOST_DIRECTIONS
+    if isinstance(chosen, ScatteringFeatures):
+        made = Scattering(shape[0], shape[1], chosen.scales, chosen.angles, chosen.order)
+        numbers = math.prod(made.shape) * math.prod(shape[2:])
+        yield "angles", chosen.angles, MOST_ANGLES
+        yield "features", numbers, MOST_FEATURES * inputs
+        yield "whiten", 0 if chosen.whiten is None else numbers, MOST_WHITENED
 
 
 def parameters(model: ModelSection, federation: Federation) -> int:
@@ -231,9 +218,10 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
             "privacy.clip_quantile: sites pay for each sum, and under secret coins a count and an "
             "update are one event. Leave it out."
         )
-    if plan.scales is not None:
+    if plan.scales is not None or plan.rates:
         raise ConfigError(
-            "privacy.budgets: each site keeps its own. Set [budget] scale = true in its policy."
+            "privacy.budgets, privacy.epsilon_column: each site keeps its own. Set [budget] scale "
+            "= true in its policy."
         )
     if plan.method.voting is not None or plan.pipeline.statistic is not None:
         raise ConfigError(f"training.method: sites send updates alone, not {plan.method.name}")

@@ -19,6 +19,7 @@ parameters = 1_000_000
 rounds = 200
 separation = 1      # rounds from one participation to the next, at least
 evaluation = false  # count how well models do on rows that this site holds out
+statistics = false  # count how the values of each column are spread
 honest_hub = false  # secure sums in which nobody checks whom the hub calls lost
 starts = []         # files of public weights that models may start from: full paths
 backbones = []      # public networks whose features models may use, as in model.backbone
@@ -81,6 +82,7 @@ class AllowPolicy:
     rounds: int = 1_000
     separation: int = 1
     evaluation: bool = False
+    statistics: bool = False
     honest_hub: bool = False
     starts: tuple[str, ...] = ()
     backbones: tuple[str, ...] = ()
@@ -252,6 +254,11 @@ class Policy:
         if not self.allow.evaluation:
             reasons.append("no evaluation on this site's rows (allow.evaluation)")
         _refuse(reasons)
+
+    def check_statistics(self) -> None:
+        """Whether the values of this site's columns may be counted."""
+        if not self.allow.statistics:
+            _refuse(["no statistics of this site's columns (allow.statistics)"])
 
     def check(self, guarantee: Guarantee, model: PrivacyModel, sums: SecureSums | None) -> None:
         """What this site computes that a plan guarantees, and what that rests on."""

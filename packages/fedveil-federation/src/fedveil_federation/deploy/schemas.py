@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,42 +21,7 @@ from fedveil.data.schema import Column, Kind, parse_schema, read_columns
 from fedveil.data.table import from_table
 
 ARRAYS = "arrays"
-_ARRAY_TASKS = {
-    "tokens": Task.SEQUENCE,
-    "labels": Task.MULTI_LABEL,
-    "classes": Task.CLASSIFICATION,
-}
-
-
-class RowSchema(Protocol):
-    """How an owner's rows become examples, by what everybody knows alone."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one example's inputs."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of what is predicted: classes or labels; none if it is a number."""
-
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def unit(self) -> float:
-        """What one stands for in a number that is predicted."""
-
-    def named(self, plain: Federation) -> Federation:
-        """A federation of these rows with all that is known about them."""
-
-    def from_file(self, path: Path, holdout: float, person_column: str | None) -> Federation:
-        """One owner's rows; the column says which person each is of."""
-
-    def wrong_with(self, found: Federation) -> str:
-        """What does not fit rows of the right shape that were encoded elsewhere; or nothing."""
-
-    def remarks(self, path: Path, person_column: str | None = None) -> list[str]:
-        """What in an owner's file the schema does not describe, counted for its owner alone."""
+_ARRAY_TASKS = {"tokens": Task.SEQUENCE, "labels": Task.MULTI_LABEL, "classes": Task.CLASSIFICATION}
 
 
 def rows_of(
@@ -252,6 +217,11 @@ class ArraySchema:
         parts = [part.inputs for part in own_rows if len(part)]
         inside = all(self.low <= own.min() <= own.max() <= self.high for own in parts)
         return "" if inside else f"it has values outside {self.low:g} to {self.high:g}"
+
+
+RowSchema = (
+    TableSchema | ArraySchema
+)  # how an owner's rows become examples, by what everybody knows
 
 
 def read_schema_file(path: Path) -> dict[str, Any]:

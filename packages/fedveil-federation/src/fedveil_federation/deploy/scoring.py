@@ -54,21 +54,31 @@ Table = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scoring:
-    """What is counted, with how much noise. `noise`: std on every cell of the sum."""
+    """What is counted, with how much noise. `noise`: std on every cell of the sum. `colluders`:
+    sites that may work with the hub, and whose noise does not count."""
 
     facts: Facts
     noise: float
     delta: float
+    colluders: int = 0
 
     def __post_init__(self) -> None:
+        if type(self.colluders) is not int or self.colluders < 0:
+            raise ConfigError(f"colluders = {self.colluders!r}: need a whole number")
         if not (math.isfinite(self.noise) and self.noise > 0 and 0 < self.delta < 1):
             raise ConfigError("evaluation: noise must be above 0, delta in (0, 1)")
         if self.facts.task == Task.SEQUENCE:
             raise ConfigError("evaluation: of classes and numbers; texts are evaluated at the hub")
 
-    @staticmethod
-    def of(document: PlanDocument) -> Scoring:
-        return Scoring(document.facts, float(document.scoring["noise"]), document.delta)
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a plan says of it besides what all plans say."""
+        return {"noise": self.noise, "colluders": self.colluders, "columns": False}
+
+    @property
+    def parts(self) -> int:
+        """To how many cells each record adds one."""
+        return self.facts.classes if self.facts.task == Task.MULTI_LABEL else 1
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -85,7 +95,7 @@ class Scoring:
     def sums(self) -> SecureSums:
         """All sites, or nothing is released."""
         wanted = Aggregation(secure=SecureMode.MASKED)
-        return wanted.resolve(self.facts.name, len(self.facts.sizes), 0)
+        return wanted.resolve(self.facts.name, len(self.facts.sizes), self.colluders)
 
     @property
     def share_std(self) -> float:
@@ -96,13 +106,16 @@ class Scoring:
         return NoisyIntegers(_GRID, self.share_std)
 
     def terms(self, run: str) -> dict[str, PrivacyTerms]:
-        """One record adds one to one cell, or to one for each label: that is its part's norm."""
-        sites, width = len(self.facts.sizes), math.prod(self.shape)
-        labels = self.facts.classes if self.facts.task == Task.MULTI_LABEL else 1
-        norm = 1.0 if labels == 1 else math.nextafter(math.sqrt(labels), math.inf)
+        """One record adds one to so many cells: that is its part's norm."""
+        sites, width, parts = len(self.facts.sizes), math.prod(self.shape), self.parts
+        norm = 1.0 if parts == 1 else math.nextafter(math.sqrt(parts), math.inf)
         counts = DiscreteGaussianSum(norm, 1.0, self.share_std, sites, width, rounding_beta=None)
         model = PrivacyModel(
-            Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED, honest_shares=self.sums.honest_shares
+            Unit.RECORD,
+            Adjacency.REPLACE,
+            Trust.DISTRIBUTED,
+            colluders=self.colluders,
+            honest_shares=self.sums.honest_shares,
         )
         return {UPDATE: PrivacyTerms(Release(counts, Everyone(sites), 1), model, run)}
 
@@ -112,26 +125,12 @@ class Scoring:
         return account([terms.release], privacy_model=terms.privacy_model, delta=self.delta)
 
 
-class Counting(Work):
-    """A site's part: its held-out rows, counted."""
+class Tables(Work):
+    """A site's part in one secure sum of tables."""
 
-    def __init__(
-        self,
-        document: PlanDocument,
-        scoring: Scoring,
-        model: ModelSection,
-        number: int,
-        data: Federation,
-        randomness: Randomness,
-    ) -> None:
-        super().__init__(document, scoring.terms(document.digest), scoring.sums, 1, 1)
-        self._scoring, self._number, self._data = scoring, number, data
-        self._randomness, self._model = randomness, model
-        like = seen(model, document.facts.federation())
-        self._shape, self._module = like.input_shape, model_of(model, like).eval()
-        if model.start is not None:
-            start_from(self._module, model.start)
-        self._layout = layout_of(self._module)
+    def __init__(self, document: PlanDocument, asked: Scoring, randomness: Randomness) -> None:
+        super().__init__(document, asked.terms(document.digest), asked.sums, 1, 1)
+        self._scoring, self._randomness = asked, randomness
 
     def schedule(self, number: int) -> list[int]:
         return list(range(len(self.document.facts.sizes)))
@@ -139,20 +138,31 @@ class Counting(Work):
     def summands(self, request: Message) -> CountSum:
         return CountSum(self._scoring, self._randomness)
 
+
+class Counting(Tables):
+    """A site's held-out rows, counted by how a model does on them."""
+
+    def __init__(
+        self,
+        document: PlanDocument,
+        scoring: Scoring,
+        model: ModelSection,
+        data: Federation,
+        randomness: Randomness,
+    ) -> None:
+        super().__init__(document, scoring, randomness)
+        self._data, self._model = data, model
+        like = seen(model, document.facts.federation())
+        self._shape, self._module = like.input_shape, model_of(model, like).eval()
+        if model.start is not None:
+            start_from(self._module, model.start)
+        self._layout = layout_of(self._module)
+
     def row(self, request: Message) -> Ints:
-        weights = weights_of(request.part(1), self._layout.size)
-        load(self._module, weights)
-        rows, batch = (
-            held_out(seen(self._model, self._data)),
-            rows_at_once(self._module, self._shape),
-        )
+        load(self._module, weights_of(request.part(1), self._layout.size))
+        rows = held_out(seen(self._model, self._data))
+        batch = rows_at_once(self._module, self._shape)
         return _counts(self._module, rows, self._scoring, batch).reshape(-1)
-
-    def new_round(self) -> None:
-        """There is one round."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 @dataclass(frozen=True)

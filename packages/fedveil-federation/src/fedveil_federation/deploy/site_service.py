@@ -11,11 +11,10 @@ from time import monotonic
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.randomness import Randomness
 from fedveil_federation.deploy import certificates, delivery
+from fedveil_federation.deploy.agreement import Members
 from fedveil_federation.deploy.approvals import Approvals
 from fedveil_federation.deploy.envelope import Message
-from fedveil_federation.deploy.guard import Guard
-from fedveil_federation.deploy.members import Members
-from fedveil_federation.deploy.responder import Applicant, Responder
+from fedveil_federation.deploy.guard import Applicant, Guard, Responder
 from fedveil_federation.deploy.state_dirs import DataNotes, SiteHome, lifetime_spent
 
 _log = logging.getLogger(__name__)

@@ -6,17 +6,11 @@ its owner alone (0600), or shared with the courier's own account: the guard's by
 the one at the hub by the folder it is in, which hub and courier alone can enter (0666).
 
     message = length of the content (6 bytes), and of what it is about (2), about, content
-
-A long content goes in a file in memory, whose descriptor comes with the request: a socket holds
-little at a time, and two processes that fill and empty it by turns wait for each other on a busy
-machine. A long answer comes back in the same file, and the next request uses it again: most of what
-a long message costs is new memory.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import logging
 import os
@@ -25,9 +19,8 @@ import socket
 import socketserver
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -45,11 +38,8 @@ from fedveil_federation.deploy.courier import (
 _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # of Linux, where couriers run
-_LONG = 1 << 16  # bytes
-_IN_FILE = 1 << 47  # of a length: the content is in the file that came with the request
 _LONGEST_REQUEST = 60.0  # seconds between two parts of it
 _MOST_AT_GUARD = 2  # the request of a courier that was killed, and one of its successor
-_KEPT, _KEPT_BYTES = 8, 1 << 23  # files, and how long each may be
 
 Forward = Callable[[str, bytes, float], bytes]  # site, frame, seconds; raises if nothing comes back
 Handler = Callable[[bytes, bytes], bytes]  # what it is about, content; the answer
@@ -92,8 +82,7 @@ class Listening:
                     return
                 try:
                     self.request.settimeout(_LONGEST_REQUEST)
-                    with _received(self.request, most) as (about, content, file):
-                        _send(self.request, answer(about, content), file)
+                    _send(self.request, answer(*_received(self.request, most)))
                 except Exception:  # whoever asked sees the end of the connection, and no more
                     return
                 finally:
@@ -138,12 +127,11 @@ def request(
     """
     most = most_reply(len(content)) if most is None else most
     try:
-        with _FILES.one() as own, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(max(0.001, seconds))
             asking.connect(str(path))
-            _send(asking, content, own, about)
-            with _received(asking, most, own) as (_, answer, _):
-                return answer
+            _send(asking, content, about)
+            return _received(asking, most)[1]
     except OSError:
         raise Unreachable(f"nobody answers at {path.name}") from None
 
@@ -237,77 +225,19 @@ def _about(site: str, seconds: float) -> bytes:
     return min(int(seconds * 1000), 2**32 - 1).to_bytes(4, "little") + site.encode()
 
 
-class _Files:
-    """Files in memory. Some are kept for the next message."""
-
-    def __init__(self) -> None:
-        self._lock, self._free = threading.Lock(), list[int]()
-
-    @contextmanager
-    def one(self) -> Iterator[int]:
-        with self._lock:
-            file = self._free.pop() if self._free else 0
-        file = file or os.memfd_create("fedveil", os.MFD_CLOEXEC)
-        try:
-            yield file
-        except BaseException:  # somebody may write into it later
-            os.close(file)
-            raise
-        with self._lock:
-            if len(self._free) < _KEPT and os.fstat(file).st_size <= _KEPT_BYTES:
-                self._free.append(file)
-                return
-        os.close(file)
+def _send(to: socket.socket, content: bytes, about: bytes = b"") -> None:
+    """Send a message, and what it is about."""
+    to.sendall(len(content).to_bytes(6, "little") + len(about).to_bytes(2, "little") + about)
+    if content:  # whoever has all of a message may have answered and hung up already
+        to.sendall(content)
 
 
-_FILES = _Files()
-
-
-def _send(to: socket.socket, content: bytes, file: int = 0, about: bytes | None = None) -> None:
-    """A message; a long one goes in the file. A request says what it is `about`, and brings it."""
-    size, long = len(content), len(content) >= _LONG
-    words = about or b""
-    head = (size | _IN_FILE if long else size).to_bytes(6, "little")
-    head += len(words).to_bytes(2, "little") + words
-    if long:
-        if not file:
-            raise OSError("no file")
-        written = 0
-        while written < size:
-            written += os.pwrite(file, memoryview(content)[written:], written)
-    whole = head if long else head + content
-    sent = 0 if about is None else socket.send_fds(to, [whole], [file])
-    if sent < len(whole):  # whoever has all of it may have answered and hung up
-        to.sendall(memoryview(whole)[sent:])
-
-
-@contextmanager
-def _received(
-    of: socket.socket, most: int = MAX_FRAME, own: int = 0
-) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yield what a message is about, its content of at most so many bytes, and the file for long
-    ones: it came along, or is the receiver's own."""
-    head, files, _, _ = socket.recv_fds(of, 8, 1)
-    try:
-        head += _exactly(of, 8 - len(head))
-        said, file = int.from_bytes(head[:6], "little"), files[0] if files else own
-        size = said & ~_IN_FILE
-        if size > most:
-            raise OSError("too long")
-        about = _exactly(of, int.from_bytes(head[6:], "little"))
-        if said == size >= _LONG:
-            raise OSError("too long")
-        if said != size:
-            if not file:
-                raise OSError("no file")
-            fcntl.fcntl(file, fcntl.F_GET_SEALS)  # refuses a file that is not in memory
-        content = _exactly(of, size) if said == size else os.pread(file, size, 0)
-        if len(content) < size:
-            raise OSError("cut off")
-        yield about, content, file
-    finally:
-        for one in files:
-            os.close(one)
+def _received(of: socket.socket, most: int) -> tuple[bytes, bytes]:
+    """Return what a message is about, and its content of at most so many bytes."""
+    head = _exactly(of, 8)
+    if (size := int.from_bytes(head[:6], "little")) > most:
+        raise OSError("too long")
+    return _exactly(of, int.from_bytes(head[6:], "little")), _exactly(of, size)
 
 
 def _exactly(of: socket.socket, size: int) -> bytes:
@@ -319,13 +249,6 @@ def _exactly(of: socket.socket, size: int) -> bytes:
             raise OSError("cut off")
         view = view[got:]
     return bytes(content)
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def check_free(port: int, seconds: float = 10.0) -> None:
@@ -344,15 +267,6 @@ def check_free(port: int, seconds: float = 10.0) -> None:
                         "federation with another --hub"
                     ) from None
         sleep(0.1)
-
-
-def accepts(port: int) -> bool:
-    """Whether somebody listens at a port of this machine."""
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def end_with_parent() -> None:

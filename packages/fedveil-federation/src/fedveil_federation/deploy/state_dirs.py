@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -26,17 +26,18 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
 from fedveil.core.units import Adjacency, Trust
 from fedveil.data.federation import Federation
+from fedveil.methods.recipes.values import build
 from fedveil.privacy import ledger_anchor
 from fedveil_federation import client_events
 from fedveil_federation.deploy import certificates
-from fedveil_federation.deploy.agreement import Agreement
+from fedveil_federation.deploy.agreement import Agreement, Members
 from fedveil_federation.deploy.certificates import Pair
-from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.secagg.device_store import DeviceStore, Lock
 from fedveil_federation.secagg.keys import DeviceKeys
 
 _LONGEST_SOCKET = 107  # bytes; the system takes 108 with the zero at the end
+T = TypeVar("T")
 MEMBERS, PROPOSED = "members.toml", "members-proposed.toml"
 
 
@@ -533,10 +534,10 @@ class SiteHome(Home):
             path.unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """For good: the key that opens others' shares goes, the lifetime's ledger stays."""
+        """For good: the key that opened others' shares is replaced, the lifetime's ledger stays."""
         (self.path / "left").touch(mode=0o600)
         store = DeviceStore(self.store_path, self.lock_of_store)  # whatever the policy is
-        store.forget(f"fedveil/{self.agreement.name}")
+        store.renew(f"fedveil/{self.agreement.name}")
 
 
 def lifetime_spent(store: DeviceStore, anew: bool = True) -> float | None:
@@ -689,6 +690,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise damaged(path)
     return found
+
+
+def read_as(kind: type[T], path: Path) -> T:
+    """A dataclass whose fields `write_json` wrote."""
+    try:
+        said = {name: one for name, one in read_json(path).items() if one is not None}
+        found: T = build(kind, said, "")
+        return found
+    except (ConfigError, TypeError):
+        raise damaged(path) from None
 
 
 def _listed(path: Path) -> Members | None:

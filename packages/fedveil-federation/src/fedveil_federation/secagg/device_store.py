@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -137,59 +137,37 @@ class DeviceStore:
     # --- keys -------------------------------------------------------------------------------------
 
     def enrol(self, federation: str, device: int) -> DeviceKeys:
-        """The device's keys in a federation; fresh ones the first time.
-
-        A key that was forgotten is renewed: send the new card before anything else.
-        """
+        """The device's keys in a federation; fresh ones the first time."""
         with self._transaction() as database:
             found = self._keys(database, federation)
             if found is not None and found.device != device:
                 raise RuleBroken(
                     f"device store {self.path}: it is device {found.device} of {federation!r}"
                 )
-            if found is None:
-                return self._keep(database, new_keys(federation, device))
-            return found if found.agreement is not None else self._keep(database, found.renewed())
+            return found or self._keep(database, new_keys(federation, device))
 
     def renew(self, federation: str) -> DeviceKeys:
         """A fresh X25519 key of the next version; the old one is gone."""
         with self._transaction() as database:
-            return self._keep(database, self._enrolled(database, federation).renewed())
-
-    def forget(self, federation: str) -> None:
-        """Take the X25519 key off the disk; the next `enrol` makes a new one."""
-        with self._transaction() as database:
-            self._keep(database, replace(self._enrolled(database, federation), agreement=None))
-
-    def _enrolled(self, database: sqlite3.Connection, federation: str) -> DeviceKeys:
-        found = self._keys(database, federation)
-        if found is None:
-            raise RuleBroken(f"device store {self.path}: no keys for {federation!r}; enrol first")
-        return found
+            found = self._keys(database, federation)
+            if found is None:
+                raise RuleBroken(f"device store {self.path}: no keys for {federation!r}")
+            return self._keep(database, found.renewed())
 
     def _keys(self, database: sqlite3.Connection, federation: str) -> DeviceKeys | None:
         row = database.execute(
-            "SELECT device, version, public, sealed FROM keys WHERE federation = ?",
-            (federation,),
+            "SELECT device, version, public, sealed FROM keys WHERE federation = ?", (federation,)
         ).fetchone()
         if row is None:
             return None
         device, version, public, sealed = row
         secret = self._open(sealed, _about(federation, device, version, public))
-        identity, agreement = secret[:32], secret[32:]
-        return DeviceKeys(
-            federation,
-            device,
-            Ed25519PrivateKey.from_private_bytes(identity),
-            X25519PrivateKey.from_private_bytes(agreement) if agreement else None,
-            version,
-            public,
-        )
+        identity = Ed25519PrivateKey.from_private_bytes(secret[:32])
+        agreement = X25519PrivateKey.from_private_bytes(secret[32:])
+        return DeviceKeys(federation, device, identity, agreement, version)
 
     def _keep(self, database: sqlite3.Connection, keys: DeviceKeys) -> DeviceKeys:
-        secret = keys.identity.private_bytes_raw()
-        if keys.agreement is not None:
-            secret += keys.agreement.private_bytes_raw()
+        secret = keys.identity.private_bytes_raw() + keys.agreement.private_bytes_raw()
         about = _about(keys.federation, keys.device, keys.version, keys.public)
         sealed = _seal(self._key, secret, about)
         row = (keys.federation, keys.device, keys.version, keys.public, sealed)
@@ -248,9 +226,20 @@ class DeviceStore:
 
     # --- others' cards ----------------------------------------------------------------------------
 
-    def memory(self, federation: str) -> StoredMemory:
+    def known(self, federation: str) -> dict[int, Known]:
         """What a roster must remember of other devices."""
-        return StoredMemory(self, federation)
+        with self._transaction() as database:
+            rows = database.execute(
+                "SELECT device, identity, version FROM known WHERE federation = ?", (federation,)
+            )
+            return {device: Known(identity, version) for device, identity, version in rows}
+
+    def keep_known(self, federation: str, changed: Mapping[int, Known]) -> None:
+        """Write down what has changed of it; on disk when this returns."""
+        rows = [(federation, device, *astuple(one)) for device, one in changed.items()]
+        with self._transaction() as database:
+            database.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?)", rows)
+            self._note({"cards": federation, "changed": len(rows)})
 
     def _note(self, body: dict[str, object]) -> None:
         """Every change is an event, so that an older copy of the file is noticed."""
@@ -271,30 +260,6 @@ class DeviceStore:
             raise RuleBroken(f"this device's ledger refuses: {refusal}") from refusal
         except (FedveilError, sqlite3.Error, OSError, ValueError, ArithmeticError) as error:
             raise StoreFault(f"device store {self.path}: {error}; no round without it") from None
-
-
-class StoredMemory:
-    """A roster's memory in a device's store."""
-
-    def __init__(self, store: DeviceStore, federation: str) -> None:
-        self._store, self._federation = store, federation
-
-    def load(self) -> dict[int, Known]:
-        with self._store._transaction() as database:
-            rows = database.execute(
-                "SELECT device, identity, version FROM known WHERE federation = ?",
-                (self._federation,),
-            )
-            return {row[0]: Known(row[1], row[2]) for row in rows}
-
-    def keep(self, changed: Mapping[int, Known]) -> None:
-        rows = [
-            (self._federation, device, known.identity, known.version)
-            for device, known in changed.items()
-        ]
-        with self._store._transaction() as database:
-            database.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?)", rows)
-            self._store._note({"cards": self._federation, "changed": len(rows)})
 
 
 def _about(federation: str, device: int, version: int, public: bytes) -> bytes:

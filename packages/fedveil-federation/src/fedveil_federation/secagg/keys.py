@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedveil.core.errors import ConfigError
 from fedveil_federation.secagg import wire
-from fedveil_federation.secagg.fields import MAX_ID
 from fedveil_federation.secagg.messages import KeyCard
+from fedveil_federation.secagg.wire import MAX_ID
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class DeviceKeys:
     federation: str
     device: int
     identity: Ed25519PrivateKey = field(repr=False)
-    agreement: X25519PrivateKey | None = field(repr=False)  # None once it was forgotten
+    agreement: X25519PrivateKey = field(repr=False)
     version: int = 1
-    public: bytes = b""  # of the X25519 key
 
-    def __post_init__(self) -> None:
-        if self.agreement is not None:
-            object.__setattr__(self, "public", self.agreement.public_key().public_bytes_raw())
+    @property
+    def public(self) -> bytes:
+        """Of the X25519 key."""
+        return self.agreement.public_key().public_bytes_raw()
 
     def card(self) -> bytes:
         """The signed frame that enrols, or re-enrols, this device."""

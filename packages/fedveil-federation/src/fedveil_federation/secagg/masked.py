@@ -1,21 +1,177 @@
-"""The aggregator that runs the protocol: every client masks its own noisy integers."""
+"""The protocol inside a simulation: real frames between real state machines, in one process.
+
+`MaskedAggregator` runs every device's and the server's state machine, one device at a time; the
+ideal round of `fedveil.run.ideal_sum` adds the same integers and refuses the same rounds, without
+keys or masks. Both give the same sum, bit for bit.
+
+    simulation = Simulation(params)
+    opened = simulation.open(round_number, members, dimension, bits, dropouts)
+    for device in opened.wanted:            # the others need not compute anything
+        opened.add(device, vector)
+    result = opened.finish()                # SecureSum, or NotReleased
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.arrays import Ints
 from fedveil.privacy.secure_sums.aggregation import SecureSums
-from fedveil.privacy.secure_sums.dropouts import Dropouts
+from fedveil.privacy.secure_sums.dropouts import NO_DROPOUTS, Dropouts
+from fedveil.privacy.secure_sums.errors import RuleBroken
+from fedveil.privacy.secure_sums.masks import IntVector
+from fedveil.privacy.secure_sums.params import SecAggParams
 from fedveil.privacy.secure_sums.stopwatch import Stopwatch
 from fedveil.run.aggregator import Aggregator, OpenSum, Summands
-from fedveil.run.ideal_sum import OpenRound
+from fedveil.run.ideal_sum import OpenRound, Setting, round_setting
 from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.contract import BlockSum
-from fedveil_federation.secagg.simulation import Simulation
+from fedveil_federation.secagg.device import DeviceRound
+from fedveil_federation.secagg.journal import MemoryJournal
+from fedveil_federation.secagg.keys import new_keys
+from fedveil_federation.secagg.participant import Participant
+from fedveil_federation.secagg.roster import Roster
+from fedveil_federation.secagg.server import Server
+
+_REMEMBERED_SEEDS = 256  # per simulated device
+
+
+class Simulation:
+    """Rounds over simulated devices. Keys and masks come from the operating system in any case:
+    they cancel, so a seeded run stays repeatable.
+
+    Args:
+        params: The terms of all rounds.
+        watch: What to measure phases with.
+    """
+
+    def __init__(self, params: SecAggParams, watch: Stopwatch | None = None) -> None:
+        self.params = params
+        self._watch = watch or Stopwatch()
+        self._key = Ed25519PrivateKey.generate()
+        self._pinned: dict[int, bytes] = {}
+        # One roster for all: each card's signature is then checked once and not once per device.
+        self._roster = Roster(params.federation, self._pinned)
+        self._server = Server(self._key, self._roster, params)
+        self._devices: dict[int, Participant] = {}
+
+    def enrol(self, devices: Iterable[int]) -> None:
+        """Give devices keys, once; `open` does it for whoever is missing."""
+        public = self._key.public_key().public_bytes_raw()
+        for device in devices:
+            if device in self._devices:
+                continue
+            keys = new_keys(self.params.federation, device)
+            self._pinned[device] = keys.identity.public_key().public_bytes_raw()
+            self._roster.admit(keys.card())
+            self._devices[device] = Participant(
+                keys, self._roster, self.params, public, MemoryJournal(), _REMEMBERED_SEEDS
+            )
+
+    def open(
+        self,
+        round_number: int,
+        members: Sequence[int],
+        dimension: int,
+        bits: int,
+        dropouts: Dropouts = NO_DROPOUTS,
+        purpose: str = "update",
+    ) -> OpenRound:
+        """Start a round; see `round_setting` for the arguments.
+
+        Raises:
+            NotReleased: Too few devices are there.
+        """
+        setting = round_setting(
+            self.params, round_number, members, dimension, bits, dropouts, purpose
+        )
+        before = dict(self._watch.seconds)
+        with self._watch.phase("enrol"):
+            self.enrol(setting.members)
+        return _MaskedRound(setting, self._watch, before, self._server, self._devices)
+
+
+class _MaskedRound(OpenRound):
+    """Every frame of a round, passed between real state machines."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        watch: Stopwatch,
+        before: dict[str, float],
+        server: Server,
+        devices: dict[int, Participant],
+    ) -> None:
+        super().__init__(setting, watch, before)
+        self._devices: dict[int, DeviceRound] = {}
+        dropouts = setting.dropouts
+        with watch.phase("share"):
+            self._server = server.open(
+                setting.round_number,
+                setting.members,
+                setting.dimension,
+                setting.bits,
+                setting.purpose,
+            )
+            for member in setting.members:
+                if member not in dropouts.before_sharing:
+                    self._devices[member] = devices[member].join(self._server.plan)
+                    self._server.receive(self._devices[member].shares)
+            self._server.close_sharing()
+            self.wanted = tuple(
+                member
+                for member in self._devices
+                if self._agrees(member, self._take_sharers) and member not in dropouts.before_upload
+            )
+
+    def _take_sharers(self, device: int) -> None:
+        self._devices[device].take_sharers(self._server.sharers_for(device))
+
+    def _upload(self, device: int, vector: IntVector) -> None:
+        with self._watch.phase("mask"):
+            frame = self._devices[device].mask(vector)
+        with self._watch.phase("add"):
+            self._server.receive(frame)
+
+    def _unmask(self) -> IntVector:
+        dropouts = self.setting.dropouts
+        with self._watch.phase("confirm"):
+            self._server.close_upload()
+            if self._server.confirms:
+                for device in self._server.survivors:
+                    if device not in dropouts.before_confirming:
+                        self._agrees(device, self._confirm)
+                self._server.close_confirmation()
+        silent = dropouts.before_unmasking | dropouts.before_confirming
+        with self._watch.phase("unmask"):
+            for device in self._server.confirmed:
+                if device not in silent:
+                    self._agrees(device, self._give_shares)
+            return self._server.finish()
+
+    def _confirm(self, device: int) -> None:
+        named = self._server.survivors_for(device)
+        self._server.receive(self._devices[device].confirm(named))
+
+    def _give_shares(self, device: int) -> None:
+        server = self._server
+        told = server.confirmed_for if server.confirms else server.survivors_for
+        server.receive(self._devices[device].unmask(told(device)))
+
+    @staticmethod
+    def _agrees(device: int, act: Callable[[int], None]) -> bool:
+        """Whether the device went along; one that refuses is as good as lost."""
+        try:
+            act(device)
+        except RuleBroken:
+            return False
+        return True
+
 
 Tensor = Any  # torch's: nothing here computes with it
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedveil.privacy.secure_sums.params import MAX_COHORT, MAX_DIMENSION
-from fedveil_federation.secagg.fields import (
+from fedveil_federation.secagg.ratchet import ROUNDS
+from fedveil_federation.secagg.wire import (
+    WireMessage,
     bytes_field,
     context_field,
     device_field,
@@ -21,8 +23,6 @@ from fedveil_federation.secagg.fields import (
     int_field,
     text_field,
 )
-from fedveil_federation.secagg.ratchet import ROUNDS
-from fedveil_federation.secagg.wire import WireMessage
 
 
 @dataclass(frozen=True)

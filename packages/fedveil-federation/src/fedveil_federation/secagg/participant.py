@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -61,35 +60,12 @@ class Participant:
         self._round = -1  # the last one joined, and its open plans
         self._open: dict[bytes, DeviceRound] = {}
 
-    def forget_agreement(self, devices: Iterable[int]) -> None:
-        """Agree with these devices for all later rounds, then forget the X25519 key.
-
-        From then on nothing on this device can compute a seed again, and each round that is joined
-        turns the seeds' ratchets: what was masked before cannot be unmasked by who breaks in later.
-        A device that was not named needs this one to renew its key.
-        """
-        with self._lock:
-            others = {device for device in devices if device != self.keys.device}
-            if len(others) > self._remembered:
-                raise ConfigError(
-                    f"devices: {len(others)} devices, {self._remembered} seeds are remembered"
-                )
-            at = max(0, self._round)
-            for device in others:
-                self._remember(device, *self._turned(device, at))
-            self.keys = replace(self.keys, agreement=None)
-
     def _turned(self, device: int, round_number: int) -> tuple[bytes, Ratchet]:
         """A neighbour's card and the ratchet at this round; nothing is remembered yet."""
         other = self.roster.get(device)
         known = self._ratchets.get(device)
         if known is not None and known[0] == other.fingerprint:
             return other.fingerprint, ratchet.advance(known[1], round_number)
-        if self.keys.agreement is None:
-            raise RuleBroken(
-                f"device {self.keys.device} has forgotten its X25519 key and knows no seed with "
-                f"device {device}; renew the key"
-            )
         seed = pair_seed(self._own_card(), self.keys.agreement, other)
         return other.fingerprint, ratchet.begin(seed, round_number)
 

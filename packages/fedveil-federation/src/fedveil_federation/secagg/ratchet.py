@@ -2,8 +2,8 @@
 
 Round numbers have 8 digits to the base 16. Each digit walks along a chain of hashes and the next
 digit starts at a branch of it, so any later round is reached in at most 8 * 15 steps, the next one
-in three, and nothing kept leads back. (Useful once the X25519 key is forgotten as well, from which
-the seed could be made again: `Participant.forget_agreement`.)
+in three, and nothing kept leads back. The seed could be made again from the X25519 key, until a
+device renews it.
 """
 
 from __future__ import annotations

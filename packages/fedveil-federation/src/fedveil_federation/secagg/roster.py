@@ -38,10 +38,8 @@ class Enrolled:
 class Memory(Protocol):
     """What a roster must remember across restarts; a `DeviceStore` keeps it on disk."""
 
-    def load(self) -> dict[int, Known]: ...
-
-    def keep(self, changed: Mapping[int, Known]) -> None:
-        """On disk when it returns."""
+    def known(self, federation: str) -> dict[int, Known]: ...
+    def keep_known(self, federation: str, changed: Mapping[int, Known]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Roster:
         self._pinned = pinned
         self._memory = memory
         self._enrolled: dict[int, Enrolled] = {}
-        self._known: dict[int, Known] = {} if memory is None else memory.load()
+        self._known: dict[int, Known] = {} if memory is None else memory.known(federation)
         self._lock = threading.RLock()
         self._last: tuple[tuple[int, ...], bytes] | None = None  # a cohort and its digest
 
@@ -95,7 +93,7 @@ class Roster:
                     fresh[entry.device] = entry
             known = {i: Known(e.identity_bytes, e.version) for i, e in fresh.items()}
             if self._memory is not None and known:
-                self._memory.keep(known)
+                self._memory.keep_known(self.federation, known)
             self._known |= known
             self._enrolled |= fresh
             self._last = None if fresh else self._last

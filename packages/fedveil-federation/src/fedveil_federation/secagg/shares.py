@@ -38,10 +38,7 @@ def draw_secret(random_bytes: RandomBytes = os.urandom) -> bytes:
 
 
 def split(
-    secrets: Sequence[bytes],
-    threshold: int,
-    holders: int,
-    random_bytes: RandomBytes = os.urandom,
+    secrets: Sequence[bytes], threshold: int, holders: int, random_bytes: RandomBytes = os.urandom
 ) -> npt.NDArray[np.uint8]:
     """Shares of every secret: uint8 [holders, len(secrets) * 32], row x - 1 for holder x."""
     if not 1 <= threshold <= holders <= MAX_HOLDERS:
