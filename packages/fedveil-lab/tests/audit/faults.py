@@ -1,13 +1,7 @@
-"""Faults planted in the program, and honest plans to plant them in.
-
-`python -m tests.audit.faults` measures how often audits notice each, and how often they accuse the
-honest program.
-"""
+"""Faults planted in the program, and honest plans to plant them in."""
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +13,7 @@ import torch
 
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency
+from fedveil.data.federation import Federation
 from fedveil.methods.parts import noise_placement
 from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.planning import recipe as recipes
@@ -30,17 +25,11 @@ from fedveil.privacy.noise import correlated
 from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.privacy.sampling import FixedSize, Poisson, SecretPoisson
 from fedveil.privacy.secure_sums.aggregation import COUNT
-from fedveil.run import checkpoint
+from fedveil.run import directory
 from fedveil.run import round as round_
 from fedveil.training.client import batches, update_pipeline
 from fedveil.training.client.ballot import Ballot
-from fedveil.training.engines import (
-    dual_kernel,
-    example_gradients,
-    isolated_gradients,
-    local_sgd,
-    mlp,
-)
+from fedveil.training.engines import affine_gradients, example_gradients, local_sgd
 from fedveil_lab.audit.audit import audit
 from fedveil_lab.audit.stand_ins import StandIns
 
@@ -149,6 +138,9 @@ CASES: dict[str, dict[str, Any]] = {
     | {"privacy.trust": "central", "training.batches": "poisson", "privacy.adjacency": "replace"},
     # Each of 20 clients brings a share: their sum is the noise of the case above.
     "record, secret batches, masked sums": _SECRET | {"privacy.noise_multiplier": 0.16},
+    "person, secret batches": _SECRET | {"privacy.trust": "central", "privacy.unit": "person"},
+    "person, secret batches, masked sums": _SECRET
+    | {"privacy.unit": "person", "privacy.noise_multiplier": 0.16},
     "record, secret steps": _SECRET
     | {
         "training.method": "gradient-noise",
@@ -178,12 +170,20 @@ def plan_for(case: str) -> Plan:
             section, key = name.split(".")
             del table[section][key]
     recipe = recipes.with_defaults(recipes.parse(table, (), changes))
-    return plan_of(recipe, _federation(recipe.data))
+    return plan_of(recipe, _federation(recipe.data, recipe.privacy.unit == "person"))
 
 
 @cache
-def _federation(data: Any) -> Any:
-    return federation_of(data)
+def _federation(data: Any, persons: bool = False) -> Any:
+    federation = federation_of(data)
+    return of_persons(federation) if persons else federation
+
+
+def of_persons(federation: Federation, records: int = 3) -> Federation:
+    """The federation in which so many neighbouring records of a client are one person's."""
+    whose = [client * 10**6 + np.arange(n) // records for client, n in enumerate(federation.sizes)]
+    train = replace(federation.train, persons=np.concatenate(whose))
+    return replace(federation, train=train, verified=False)
 
 
 Patch = tuple[Any, str, Any]
@@ -224,12 +224,10 @@ def _not_clipped() -> tuple[Patch, ...]:
 
 
 def _fixed_size() -> Patch:
-    def draw(self: Poisson, round_number: int, stream: Any, present: int | None = None) -> Any:
-        assert self.clients is not None
-        fixed = FixedSize(self.clients, round(self.rate * self.clients))
-        return fixed.draw(round_number, stream, present)
+    def draw(self: Poisson, round_number: int, stream: Any, clients: int) -> Any:
+        return FixedSize(clients, round(self.rate * clients)).draw(round_number, stream)
 
-    return Poisson, "draw", draw
+    return Poisson, "_draw", draw
 
 
 def _coins_say_yes() -> Patch:
@@ -314,7 +312,7 @@ def _nan_passes() -> tuple[Patch, ...]:
 
 
 # Where engines clip gradients.
-_CLIPPERS = (isolated_gradients, example_gradients, dual_kernel, mlp)
+_CLIPPERS = (affine_gradients, example_gradients)
 
 
 def _gradients_not_clipped() -> tuple[Patch, ...]:
@@ -377,7 +375,7 @@ def _bare_average() -> tuple[Patch, ...]:
             yield block
 
     def stored(rounds: int, weights: Any, optimizer: Any) -> Any:
-        return checkpoint.Checkpoint(rounds, weights + 1e-3 * sums[-1], optimizer)
+        return directory.Checkpoint(rounds, weights + 1e-3 * sums[-1], optimizer)
 
     return (StandIns, "updates", noted), (round_, "Checkpoint", stored)
 
@@ -408,6 +406,10 @@ FAULTS: dict[str, Fault] = {
     "records in every batch, for a hub": Fault(
         "record, secret batches, masked sums", lambda: (_every_record_is_in(),)
     ),
+    "persons in every batch, for a hub": Fault(
+        "person, secret batches, masked sums", lambda: (_every_record_is_in(),)
+    ),
+    "persons not clipped": Fault("person, secret batches", _gradients_not_clipped),
     "records in every local step": Fault("record, secret steps", lambda: (_every_record_is_in(),)),
     "one coin for all steps of a round": Fault(
         "record, secret steps", lambda: (_one_coin_a_round(),), 8000
@@ -473,36 +475,3 @@ def accused(case: str, seeds: range, games: int) -> int:
     """Audits of the honest program that say it breaks its promise."""
     plan = plan_for(case)
     return sum(bool(audit(plan, games=games, canaries=0, seed=s).refuted) for s in seeds)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--games", type=int, default=2000, help="of honest audits")
-    parser.add_argument("--first", type=int, default=0, help="seed")
-    parser.add_argument(
-        "name", nargs="*", help="parts of names of faults and cases; all if none is"
-    )
-    given = parser.parse_args()
-    seeds = range(given.first, given.first + given.seeds)
-
-    def asked(name: str) -> bool:
-        return not given.name or any(part in name for part in given.name)
-
-    for fault in filter(asked, FAULTS | HARMLESS):
-        began = time.perf_counter()
-        found = sum(noticed(fault, seed) for seed in seeds)
-        each = (time.perf_counter() - began) / len(seeds)
-        fault = f"{fault} ({(FAULTS | HARMLESS)[fault].games} games)"
-        print(f"{fault:46} noticed {found:3} of {len(seeds)}   {each:.2f} s each", flush=True)
-    for case in filter(asked, CASES):
-        began = time.perf_counter()
-        found = accused(case, seeds, given.games)
-        each = (time.perf_counter() - began) / len(seeds)
-        print(
-            f"honest: {case:38} accused {found:3} of {len(seeds)}   {each:.2f} s each", flush=True
-        )
-
-
-if __name__ == "__main__":
-    main()

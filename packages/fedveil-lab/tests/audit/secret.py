@@ -15,6 +15,8 @@ from fedveil.privacy.rounding import at_least
 from fedveil_lab.audit.games import game_of, play
 from fedveil_lab.audit.many_runs import many_runs
 
+from .faults import of_persons
+
 # Both at epsilon 4: 40 steps on about 8 of each client's 72 records; 20 rounds of about 20 clients.
 RECORDS: dict[str, Any] = {
     "data.clients": 20, "training.method": "dp-sgd", "training.rounds": 40,
@@ -28,10 +30,16 @@ CLIENTS: dict[str, Any] = {
 }  # fmt: skip
 
 
+# The same with three records a person: about 8 of each client's 24 persons in a step.
+PERSONS = RECORDS | {"privacy.unit": "person"}
+
+
 def planned(values: dict[str, Any]) -> Plan:
     given = {name: value for name, value in values.items() if value is not None}
     recipe = recipes.with_defaults(recipes.parse({"data": {"source": "digits"}}, values=given))
-    return plan_of(recipe, federation_of(recipe.data))
+    federation = federation_of(recipe.data)
+    persons = recipe.privacy.unit == "person"
+    return plan_of(recipe, of_persons(federation) if persons else federation)
 
 
 def row(what: str, who: str, plan: Plan, games: int) -> str:
@@ -54,7 +62,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--games", type=int, default=20_000)
     games = parser.parse_args().games
-    record, there = "was this record there?", "was this client's data there?"
+    record, person = "was this record there?", "was this person there?"
+    there = "was this client's data there?"
     hub, site = "a hub that sees masked sums", "the hub together with another site"
     noise = planned(CLIENTS).noise_multiplier
     one_round = {"training.sampling": "everyone", "training.rounds": 1, "training.rate": None}
@@ -63,6 +72,9 @@ def main() -> None:
         (record, hub, RECORDS),
         (record, site, RECORDS | {"privacy.colluders": 1}),
         (record, "a reader of every model", RECORDS | {"privacy.trust": "central"}),
+        (person, hub, PERSONS),
+        (person, site, PERSONS | {"privacy.colluders": 1}),
+        (person, "a reader of every model", PERSONS | {"privacy.trust": "central"}),
         (there, hub, CLIENTS),
         (there, site, CLIENTS | {"privacy.colluders": 1}),
         ("did this client train in this round?", hub, CLIENTS | one_round),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom, chi2, norm
+from scipy.stats import chi2, norm
 from tests.paths import ROOT
 
 from fedveil.cli import main
@@ -75,8 +75,9 @@ def test_a_cohort_of_fixed_size_breaks_add_or_remove_accounting(tmp_path: Path) 
 
 
 def test_weights_and_a_wrong_cohort_are_counted(tmp_path: Path) -> None:
-    text = FIXED.format(sampled=20, more="") + "\nFedAvg(fraction_train=0.1)\n"
-    one = found(tmp_path, text, rounds=1, delta=1e-5, clients=50)
+    text = FIXED.format(sampled=20, more="")
+    said = {"rounds": 1, "delta": 1e-5, "clients": 50, "fraction_train": 0.1}
+    one = found(tmp_path, text, **said)
     rows = {row.what: row.epsilon for row in one.proved}
     # Five are averaged and the noise is for twenty: a mean moves by C / 5, noise is C / 20.
     alike = rows["one client's update zeroed, equal weights"]
@@ -84,7 +85,7 @@ def test_weights_and_a_wrong_cohort_are_counted(tmp_path: Path) -> None:
     anything = rows["one client's update zeroed, any weights"]
     assert gaussian_delta(anything, 20) == pytest.approx(1e-5, rel=1e-2)
     assert any("averages 5 clients" in reason for reason in one.why)
-    bounded = found(tmp_path, text, rounds=1, delta=1e-5, clients=50, largest_share=0.4)
+    bounded = found(tmp_path, text, **said, largest_share=0.4)
     known = {row.what: row.epsilon for row in bounded.proved}
     assert known["one client's update zeroed, weights up to 0.4"] < anything
 
@@ -166,14 +167,6 @@ def test_a_record_that_is_replaced_costs_more_than_opacus_says(tmp_path: Path) -
     assert broken_by(row.epsilon) <= one.delta
 
 
-def test_poisson_batches_that_are_known_are_not_charged_as_one_an_epoch(tmp_path: Path) -> None:
-    """A record may be drawn more often than once in an epoch, and often is."""
-    said = {"examples": 60_000, "batch_size": 64, "epochs": 10, "delta": 1e-5}
-    assert binom.sf(10, 10 * 938, 1 / 938) > 0.4
-    drawn = found(tmp_path, OPACUS.format(more=""), **said)
-    assert not [row.what for row in drawn.proved if "known" in row.what]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -205,43 +198,8 @@ def test_a_target_gives_the_noise_and_rounds_are_not_forgotten(tmp_path: Path) -
     assert not five.kept
 
 
-def test_keras_batches_and_microbatches(tmp_path: Path) -> None:
-    text = "opt = DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1, num_microbatches={n})"
-    said = {"examples": 60_000, "batch_size": 256, "epochs": 3, "delta": 1e-5}
-    single = found(tmp_path, text.format(n=256), **said)
-    mu = math.sqrt(3) / 1.1
-    assert gaussian_delta(single.proved[0].epsilon, mu) == pytest.approx(1e-5, rel=1e-3)
-    grouped = found(tmp_path, text.format(n=16), **said)
-    assert gaussian_delta(grouped.proved[0].epsilon, 2 * mu) == pytest.approx(1e-5, rel=1e-3)
-    assert grouped.claimed == single.claimed  # compute_dp_sgd_privacy does not know
-
-
-def test_sparse_vectors_are_paid_for_as_often_as_they_answer(tmp_path: Path) -> None:
-    document = {
-        "task_result_filters": [
-            {
-                "tasks": ["train"],
-                "filters": [
-                    {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {}}
-                ],
-            }
-        ]
-    }
-    one = found(tmp_path, json.dumps(document), "config.json", parameters=1000, rounds=2)
-    threshold = 0.1 / (1 + 200 ** (2 / 3))
-    assert one.claimed == pytest.approx(2 * (0.1 + 10))
-    expected = 2 * (threshold + (0.1 - threshold) * 10 + 10)
-    assert one.proved[0].epsilon == pytest.approx(expected)
-    plain = {"name": "PercentilePrivacy", "args": {"percentile": 50}}
-    without = found(tmp_path, json.dumps(plain), "config.json")
-    assert math.isinf(without.proved[0].epsilon)
-    assert without.kept  # it claims no number
-
-
 def test_values_come_from_options_names_and_the_project(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        "[tool.flwr.app.config]\nnoise-multiplier = 0.7\nnum-server-rounds = 4\n"
-    )
+    (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config]\nnoise-multiplier = 0.7\n")
     text = (
         "parser.add_argument('--clip', '-c', default=2 * 0.25)\n"
         "SAMPLED = 10\n"
@@ -249,12 +207,11 @@ def test_values_come_from_options_names_and_the_project(tmp_path: Path) -> None:
         "    z = context.run_config['noise-multiplier']\n"
         "    DifferentialPrivacyServerSideFixedClipping(s, z, args.clip, SAMPLED)\n"
     )
-    one = found(tmp_path, text, delta=1e-5)
+    one = found(tmp_path, text, delta=1e-5, rounds=4)
     known = {name: value for name, value, _ in one.settings}
     assert known["noise_multiplier"] == 0.7
     assert known["clipping_norm"] == 0.5
     assert known["num_sampled_clients"] == 10
-    assert known["rounds"] == 4
 
 
 @pytest.mark.parametrize(
@@ -276,67 +233,33 @@ def test_a_name_that_may_be_something_else_is_not_believed(tmp_path: Path, text:
 _TRAINING = {"examples": 60_000, "batch_size": 64, "epochs": 10, "delta": 1e-5}
 
 
-def test_what_stands_in_a_dictionary_is_read_and_what_may_stand_there_is_asked_for(
+def test_what_may_stand_in_a_dictionary_is_asked_for(
     tmp_path: Path,
 ) -> None:
     """A default must not be taken where `**settings` may say something else."""
     call = "PrivacyEngine().make_private(module=m, **settings)\n"
-    written = "settings = dict(noise_multiplier=1.0, poisson_sampling=False)\n"
-    one = found(tmp_path, written + call, **_TRAINING)
-    assert not one.kept
-    assert ("poisson_sampling", False, "line 2") in one.settings
-    literal = 'settings = {"noise_multiplier": 1.0}\n'
-    assert found(tmp_path, literal + call, **_TRAINING).kept
     for hidden in (
         "settings = read()\n",
-        literal + 'settings["poisson_sampling"] = False\n',
-        literal + "settings.update(more)\n",
-        literal + "settings = {}\n",
-        'settings = {"noise_multiplier": 1.0, **more}\n',
+        'settings = {"noise_multiplier": 1.0}\n',
     ):
         with pytest.raises(ConfigError, match="may be in \\*\\*settings"):
             found(tmp_path, hidden + call, **_TRAINING, noise_multiplier=1.0)
-    # Nor a number that stands elsewhere in the file.
-    with pytest.raises(ConfigError, match="delta: it may be in"):
-        found(tmp_path, "delta = 1e-5\nLocalDpMod(1.0, 1.0, 1.0, **read())", rounds=1)
 
 
-def test_other_names_flags_and_options_without_a_default_are_followed(tmp_path: Path) -> None:
+def test_other_names_are_followed(tmp_path: Path) -> None:
     alias = "from flwr.clientapp.mod import LocalDpMod as Mod\nmod = Mod(1.0, 2.0, 1.0, 1e-5)"
     assert found(tmp_path, alias, rounds=1).kept
-    flags = (
-        "flags.DEFINE_float('noise_multiplier', 1.1, 'of the clip')\n"
-        "DPKerasSGDOptimizer(1.0, noise_multiplier=FLAGS.noise_multiplier)\n"
-    )
-    assert ("noise_multiplier", 1.1, "line 2: FLAGS.noise_multiplier") in found(
-        tmp_path, flags, **_TRAINING
-    ).settings
-    option = (
-        'parser.add_argument("--no-poisson", dest="poisson", action="store_false")\n'
-        "make_private(noise_multiplier=1.0, poisson_sampling=args.poisson)\n"
-    )
-    assert found(tmp_path, option, **_TRAINING).kept
-
-
-def test_noise_behind_another_rule_than_a_mean_bounds_nothing(tmp_path: Path) -> None:
-    text = FIXED.format(sampled=20, more="").replace("FedAvg()", "FedAdam()")
-    one = found(tmp_path, text, rounds=1, delta=1e-5)
-    assert math.isinf(one.proved[0].epsilon)
-    assert "FedAdam" in one.why[0]
 
 
 def test_what_is_not_known_is_asked_for_and_nothing_is_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, mark = tmp_path / "app.py", tmp_path / "mark"
-    path.write_text(
-        f"open({str(mark)!r}, 'w')\n"
-        "LocalDpMod(1.0, 1.0, choose(), 1e-5)\nrounds = 3\nrun(rounds=5)\n"
-    )
+    path.write_text(f"open({str(mark)!r}, 'w')\nLocalDpMod(1.0, 1.0, choose(), 1e-5)\n")
     assert main(["check", str(path)]) == 2
     assert "say --set epsilon=VALUE" in capsys.readouterr().err
     assert main(["check", str(path), "--set", "epsilon=1"]) == 2
-    assert "rounds: the file has 3 (line 3) and 5 (line 4)" in capsys.readouterr().err
+    assert "say --set rounds=VALUE" in capsys.readouterr().err
     assert main(["check", str(path), "--set", "epsilon=1", "--set", "rounds=3", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["findings"][0]["kept"] is False
@@ -355,7 +278,6 @@ def test_what_is_not_known_is_asked_for_and_nothing_is_run(
 PAGE = (ROOT / "docs" / "check.md").read_text()
 _FLOWER = {"rounds": 100, "delta": 1e-5, "clients": 1000}
 _OPACUS = {"examples": 60_000, "batch_size": 64, "epochs": 10, "delta": 1e-5}
-_KERAS = {"examples": 60_000, "batch_size": 256, "epochs": 15, "delta": 1e-5}
 _ACCOUNTED = FIXED.format(sampled=20, more=", accountant=spent")
 
 
@@ -369,13 +291,6 @@ _ACCOUNTED = FIXED.format(sampled=20, more=", accountant=spent")
         (OPACUS.format(more=""), _OPACUS, "Opacus, `make_private("),
         (OPACUS.format(more=", poisson_sampling=False"), _OPACUS, "`poisson_sampling=False` |"),
         (OPACUS.format(more=""), {**_OPACUS, "accountant": "gdp"}, 'accountant="gdp"'),
-        (
-            "SVTPrivacy(epsilon_release=0.9)",
-            {"parameters": 60_000, "rounds": 10},
-            "epsilon_release=0.9",
-        ),
-        ("DPKerasSGDOptimizer(1.0, 1.1)", _KERAS, "`DPKerasSGDOptimizer(1.0, 1.1)`"),
-        ("DPKerasSGDOptimizer(1.0, 1.1, 16)", _KERAS, "`num_microbatches=16`"),
     ],
 )
 def test_the_page_says_what_the_command_says(
@@ -400,12 +315,3 @@ def test_the_page_says_for_which_neighbours_opacus_epsilon_holds(
     assert float(claimed) == pytest.approx(one.claimed, rel=2e-4)
     for text, row in zip(printed, one.proved, strict=True):
         assert text == ("none" if math.isinf(row.epsilon) else at_most(row.epsilon))
-
-
-def test_the_toml_file_of_the_page_is_understood(tmp_path: Path) -> None:
-    lines = PAGE.split("      [upload]")[1].split("\n\n")[0]
-    text = "[upload]" + "\n".join(line.strip() for line in lines.splitlines())
-    text = text.replace("[upload]", "[upload]\n", 1)
-    one = found(tmp_path, text, "settings.toml")
-    assert one.part == "LocalDpMod"
-    assert one.proved[0].epsilon == pytest.approx(5.978, rel=1e-3)

@@ -62,7 +62,7 @@ def test_only_seeds_that_both_ran_are_paired() -> None:
 
 
 def said(rows: tuple[Row, ...], **how: Any) -> list[str]:
-    how = {"compare": ("method",), "base": BASE, "best_of": "", "along": ""} | how
+    how = {"compare": ("method",), "base": BASE, "best_of": ""} | how
     return findings(replace(EXPERIMENTS["cheng-table-1"], **how), rows)
 
 
@@ -86,14 +86,6 @@ def test_a_method_with_its_own_setting_meets_the_baseline_without_it() -> None:
     rows = (row(BASE, 0.3, {0: 50.0}, sparsity=0.0), row("LUS", 0.3, {0: 49.0}, sparsity=0.7))
     (found,) = said(rows, compare=("method", "sparsity"))
     assert "LUS sparsity 0.7 49.00 (-1.00)" in found
-
-
-def test_a_figure_is_followed_along_the_rounds_and_the_papers_number_stands_beside_ours() -> None:
-    (only,) = ROWS[:1]
-    shown = Row(replace(only.case, published=58.0), only.outcomes)
-    gap, along = said((shown,), along="update_norm")
-    assert "1 cells: mean +2.00" in gap
-    assert "0.9 at first, lowest 0.4 in round 1, 0.5 at the end" in along
 
 
 def test_difference_panels_show_paired_means_and_the_rest_as_it_is() -> None:

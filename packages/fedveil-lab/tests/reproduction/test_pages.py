@@ -19,7 +19,7 @@ from fedveil.training.server.smoothing import smooth
 from fedveil_lab.reproduction import runs
 from fedveil_lab.reproduction.case import Case, Certified, Claimed, Without, at_hand
 from fedveil_lab.reproduction.experiment import Experiment, Scale
-from fedveil_lab.reproduction.pages import EXPERIMENTS, cheng, fu, hu, liang
+from fedveil_lab.reproduction.pages import EXPERIMENTS, fu, liang
 from fedveil_lab.reproduction.run_case import recipe_of, run_case
 from fedveil_lab.reproduction.runs import Row
 from fedveil_lab.reproduction.writing import as_json, page, stale_rows
@@ -61,19 +61,6 @@ def test_panels_ask_for_labels_that_cases_have(experiment: Experiment, scale: Sc
             kinds = {isinstance(case[panel.x], str) for case in chosen}
             assert len(kinds) <= 1, "an axis of numbers or of words, not both"
     assert shown
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
-def test_pages_say_what_the_paper_did_and_quick_is_the_smaller_scale(
-    experiment: Experiment,
-) -> None:
-    assert experiment.setting
-    assert experiment.differences
-    size = {
-        scale: sum(int(dict(case.values)["training.rounds"]) for case in experiment.cases(scale))
-        for scale in Scale
-    }
-    assert size[Scale.QUICK] <= size[Scale.FULL]
 
 
 def test_liang_noise_is_that_of_the_referee_table() -> None:
@@ -137,61 +124,6 @@ def test_fu_noise_is_theorem_1_and_theorem_2_by_hand() -> None:
     silent = fu.noise_of("paper", fu.NO_NOISE, 3500, 350, 120, delta=1e-4, local=1)
     proved = fu.noise_of("certified", 20, 3500, 350, 120, delta=1e-4, local=1)
     assert (silent, proved) == (Without(), Certified(20.0, 1e-4))
-
-
-def test_hu_noise_is_the_golden_sigma() -> None:
-    """sigma = 0.0048068 at epsilon 10, delta 1e-4, C = 12.5, tau = 10, m = 2440, gamma = 244."""
-    claim = hu.paper_hu_noise_std(
-        epsilon=10,
-        delta=1e-4,
-        participations=hu.participations(20),
-        local_steps=10,
-        gradient_bound=1.0,
-        cohort=10,
-        records=2440,
-        batch_size=244,
-    )
-    assert claim.value == pytest.approx(0.0048068, rel=1e-4)
-
-
-def test_noise_on_the_model_is_noise_on_the_gradient_over_the_learning_rate() -> None:
-    cases = EXPERIMENTS["hu-figure-3-readings"].cases(Scale.FULL)
-    noises = {case.labels: case.noise for case in cases}
-    for rate in (1e-5, 1e-4):
-        model, gradient = (
-            noises[(("learning rate", rate), ("noise", f"0.001 on the {place}"))]
-            for place in ("model", "gradient")
-        )
-        assert isinstance(model, Claimed)
-        assert isinstance(gradient, Claimed)
-        # A std of 0.001 on the mean of 32 gradients, each at most 2 long.
-        assert gradient.noise_multiplier == pytest.approx(0.001 * 32 / 2)
-        assert model.noise_multiplier * rate == pytest.approx(gradient.noise_multiplier)
-
-
-def test_quick_pages_of_one_data_set_share_their_runs() -> None:
-    """Figure 2 is made of runs of table 1; the sweeps' middle points are too."""
-
-    def settings(name: str) -> set[str]:
-        return {json.dumps(c.settings()) for c in EXPERIMENTS[name].cases(Scale.QUICK)}
-
-    assert settings("cheng-figure-2") <= settings("cheng-table-1")
-    shared = {"cheng-table-3": 3, "cheng-figure-1": 2, "cheng-figure-4": 2, "cheng-where": 2}
-    for name, count in shared.items():
-        table = "cheng-table-2" if name in ("cheng-figure-4", "cheng-where") else "cheng-table-1"
-        assert len(settings(name) & settings(table)) == count, name
-
-
-def test_differences_name_the_numbers_that_quick_runs_use() -> None:
-    differences = EXPERIMENTS["cheng-table-1"].differences
-    size = next(d for d in differences if d.what == "size").here
-    for dataset in ("femnist", "cifar10"):
-        task = cheng.TASKS[dataset]["quick"]
-        keys = ("training.rounds", "training.batch_size", "training.rate", "training.local_steps")
-        words = [task["recipe"][key] for key in keys]
-        words.append(f"{task['clients'] * task['recipe']['training.rate']:.0f}")
-        for word in words:
-            assert re.search(rf"\b{word}\b", size), (word, size)
 
 
 def cases_of(name: str) -> tuple[Case, ...]:

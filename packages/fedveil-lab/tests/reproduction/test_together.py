@@ -54,14 +54,3 @@ def test_sums_of_noise_have_one_law_however_they_are_drawn(noise: Noise) -> None
         return np.concatenate([each.protect(zeros, cohort).numpy() for each in rounds])
 
     assert ks_2samp(drawn(together, 1), drawn(alone, 2)).pvalue > 1e-4
-
-
-def test_other_methods_are_left_alone() -> None:
-    federation_free = client_noise(
-        rounds=1,
-        cohort=CohortRule(Scheme.EVERYONE),
-        local=LocalTraining(LearningRate(0.1), steps=1),
-        clip_norm=1.0,
-    )
-    unprotected = replace(federation_free, placement=None)
-    assert drawn_together(unprotected) is unprotected

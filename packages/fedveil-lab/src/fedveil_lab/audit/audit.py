@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import ConfigError
@@ -16,7 +15,7 @@ from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.rounding import at_least, at_most
 from fedveil_lab.audit.many_runs import ManyRuns, many_runs
-from fedveil_lab.audit.one_run import OneRun, one_run
+from fedveil_lab.audit.one_run import OneRun, one_run, units_of_rows
 from fedveil_lab.audit.probes import Probe, probes
 
 ALPHA = 0.05
@@ -127,17 +126,12 @@ def audit(
     canaries: int | None = None,
     seed: int = 0,
     seconds: float = math.inf,
-    kept: Path | None = None,
-    whole: bool = False,
-    also: Sequence[Probe] = (),
     progress: Progress = lambda what, done, of: None,
 ) -> Audit:
     """Attack a plan's guarantee: probes, many short games, one run if clients are protected.
 
-    `canaries=0` leaves the run out; games are `kept` in a file, from which a later audit goes on,
-    and with `whole` each is a training run of its own;
-    `also` are probes of how the data were dealt. Games and run are wrong with probability 5 % at
-    most each; probes are never.
+    `canaries=0` leaves the run out. Games and run are wrong with probability 5 % at most each;
+    probes are never.
     """
     if games < 200:
         raise ConfigError(f"games: need at least 200, got {games}")
@@ -145,22 +139,20 @@ def audit(
     if guarantee is None:
         raise ConfigError("audit: this method adds no noise and promises nothing")
     half = seconds / 2
-    tried = (*probes(plan), *also)
+    tried = probes(plan)
     many = many_runs(
         plan,
         games=games,
         alpha=ALPHA,
         seed=seed,
         seconds=half,
-        kept=kept,
-        whole=whole,
         progress=lambda done, of: progress("games", done, of),
     )
     one = None
     # Under local trust the adversary sees single uploads, of which the games are; sums say less.
     federation = plan.federation
     summed = guarantee.trust is not Trust.LOCAL and federation.task is not Task.SEQUENCE
-    units = federation.clients if guarantee.unit is Unit.CLIENT else len(federation.train)
+    units = federation.clients if guarantee.unit is Unit.CLIENT else units_of_rows(plan).max() + 1
     if canaries != 0 and summed and plan.method.voting is None and units >= 16:
         one = one_run(
             plan,

@@ -35,16 +35,12 @@ from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.sampling import FixedSize, Poisson, takes_part
 from fedveil.privacy.secure_sums.aggregation import COUNT
-from fedveil.run.round import play_round
-from fedveil.run.run import Run
-from fedveil.run.sums import pipeline_in, update_sum
+from fedveil.run.sums import update_sum
 from fedveil.training.client.batches import draw_batches
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import TrainedClients, UpdatePipeline, shape_rows
-from fedveil.training.engines.contract import Cohort
 from fedveil.training.engines.local_sgd import local_updates, shorten
 from fedveil.training.engines.records import Batch
-from fedveil_lab.audit.stand_ins import StandIns, on_release
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -319,10 +315,11 @@ class _Steps:
 
 
 class RecordGame:
-    """One record whose gradient is at the clip, on noisy gradients or on the sum of uploads.
+    """One record or person whose gradient is at the clip, on noisy gradients or a sum of uploads.
 
     With secret batches the canary is in a step by the coin that the program tosses for it: every
-    game is a record of the client, with a coin of its own.
+    game is a record of the client, with a coin of its own. A person who may be at several sites is
+    at all of them, each with a coin of its own.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -330,6 +327,12 @@ class RecordGame:
         if clip is None:
             raise ConfigError("audit: gradients are not clipped")
         self._clip = Clip(clip.norm, clip.order)
+        self._sites = clip.sites_per_person or 1
+        some = takes_part(plan.sampling).expected_cohort < plan.federation.clients
+        if self._sites > 1 and (some or self._at.guarantee.trust is Trust.LOCAL):
+            raise ConfigError(
+                "audit: persons at several sites are audited on sums in which all sites take part"
+            )
         self._one = clip.norm / float(plan.local.batch_size or 1)
         self._noise = self._one * self._at.context.noise_multiplier
         self.most = min(1000, plan.layout.size)  # uploads have room for so many loud coordinates
@@ -364,11 +367,14 @@ class RecordGame:
         counts, rule = local_steps(self._at.context), self._at.plan.local
         entered = torch.zeros(counts.most, games)
         if rule.batch_rate is None:
-            entered[counts.most - counts.uses :] = 1.0
+            entered[counts.most - counts.uses :] = self._sites
             return entered
-        drawn = draw_batches(self._at.honest[:1], np.array([games]), rule, number, randomness)
-        for step, (places, real) in enumerate(zip(drawn.positions[0], drawn.mask[0], strict=True)):
-            entered[step, places[real]] = 1.0
+        clients = self._at.plan.federation.clients
+        sites = (self._at.canary + np.arange(self._sites)) % clients
+        drawn = draw_batches(sites, np.full(len(sites), games), rule, number, randomness)
+        for positions, mask in zip(drawn.positions, drawn.mask, strict=True):
+            for step, (places, real) in enumerate(zip(positions, mask, strict=True)):
+                entered[step, places[real]] += 1.0
         return entered
 
     def _gradients(self, gradients: Tensor, number: int, randomness: Randomness) -> Iterator[View]:
@@ -400,7 +406,7 @@ class RecordGame:
         else:
             row = at.shaped(moved, sent.pipeline, number, randomness)
             released = sent.integers.values(sent.integers.noisy_sum(row.numpy(), sent.streams()))
-        one = math.fsum(pace[-count.uses :]) * self._one
+        one = math.fsum(pace[-count.uses :]) * self._one * self._sites
         noise = pace[-1] * self._noise * math.sqrt(len(at.honest))
         yield View(-released, one, at.other * one, noise)
 
@@ -418,81 +424,9 @@ class RecordGame:
         return local_updates(start, steps, rule, pace, steps, streams)[0]
 
 
-class WholeRuns:
-    """The game of a client, played by whole training runs: engine, cohorts, sums and noise.
-
-    One client is the canary and sends a direction of its own; all others train. What they send is
-    known to the adversary, and subtracted from every release where it is a plain sum. Each game is
-    a run, so that this is for short runs of small models; `ClientGame` is thousands of times
-    cheaper.
-    """
-
-    most = 20  # games in one call
-    not_tried: tuple[str, ...] = ("the view of somebody who knows single noise shares",)
-
-    def __init__(self, plan: Plan) -> None:
-        self._at = at = Players(plan)
-        known = at.guarantee.unit is Unit.CLIENT and at.guarantee.trust is not Trust.LOCAL
-        if not known or plan.method.voting is not None:
-            raise ConfigError("--whole-runs: only of clients whose updates are summed")
-        drawn = torch.randn(plan.layout.size, generator=torch.Generator().manual_seed(0))
-        self._direction = drawn / torch.linalg.vector_norm(drawn)
-
-    def views(self, seed: int, there: Bools) -> Iterator[View]:
-        """Play one game for each entry of `there`; what is seen, round by round."""
-        at, sampling = self._at, self._at.plan.sampling
-        seen = [self._played(seed * 2**20 + game, bool(it)) for game, it in enumerate(there)]
-        clip = (at.plan.pipeline.clip or at.context.clip).norm
-        laplace = isinstance(at.release.mechanism, Laplace)
-        rate = sampling.coin_rate
-        if at.release.amplified:
-            rate = sampling.expected_cohort / at.context.clients
-        noise = at.context.noise_multiplier * clip
-        for column in np.array(seen).T:
-            yield View(column, clip, at.other * clip, noise, laplace, rate)
-
-    def _played(self, seed: int, there: bool) -> list[float]:
-        """Return how far each release leans towards the canary, beyond what the others sent."""
-        at, leans = self._at, np.zeros(self._at.plan.method.rounds)
-        plan = replace(at.plan, seed=seed)
-        run = Run(plan, every=10**9)
-        # It turns round from round to round, so that noise which is used twice cancels.
-        signs = {number: (-1) ** turn for turn, number in enumerate(at.numbers)}
-
-        def send(clients: Cohort, number: int, shape: UpdatePipeline) -> tuple[Tensor, None]:
-            loud = _LOUD * (1.0 if shape.clip is None else shape.clip.norm)
-            way = signs.get(number, 0) * loud * (1.0 if there else at.other)
-            return (way * self._direction).repeat(len(clients), 1), None
-
-        train = np.arange(plan.federation.clients) != at.canary
-        run.engine = engine = StandIns(run, train, send)
-
-        def note(private: Tensor) -> Tensor:
-            number = run.state.rounds
-            if len(private) == plan.layout.size:  # not the count of a tracked clip
-                shape = pipeline_in(plan, number, run.state.optimizer)
-                heard = private.double()
-                if engine.others is not None and shape.rotation is None:
-                    heard = heard - (shape.granularity or 1.0) * engine.others.double()
-                leans[number] = signs.get(number, 0) * float(self._direction.double() @ heard)
-            return private
-
-        on_release(run, note)
-        try:
-            while run.rounds_left > 0:
-                play_round(run, last=False)
-        finally:
-            run.close()
-        return [float(leans[number]) for number in at.numbers]
-
-
 def game_of(plan: Plan) -> Game:
     """Return the game that this plan's guarantee is about; refuse what cannot be played yet."""
     guarantee, noise = plan.guarantee, plan.noise
-    if guarantee is not None and guarantee.unit is Unit.PERSON:
-        raise ConfigError(
-            "audit: guarantees for persons are not audited yet. Audit the recipe for unit record."
-        )
     if noise is not None and noise.bounded is Bounded.GRADIENT:
         return RecordGame(plan)
     if guarantee is not None and guarantee.unit is not Unit.CLIENT:

@@ -6,19 +6,13 @@ The other half count how often it is right, so that choosing costs no confidence
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedveil.core.errors import ConfigError
-from fedveil.core.files import write_atomically
 from fedveil.planning.plan import Plan
 from fedveil.privacy.distinguishing import attack_on
 from fedveil.privacy.guarantee import Guarantee
@@ -30,7 +24,7 @@ from fedveil_lab.audit.bounds import (
     gaussian_separation,
     refuted_epsilon,
 )
-from fedveil_lab.audit.games import Floats, Game, Scores, WholeRuns, game_of, play
+from fedveil_lab.audit.games import Floats, Scores, game_of, play
 
 _POINTS = 400  # thresholds that are tried
 _LEAST = 200  # games without which nothing is said
@@ -86,29 +80,20 @@ def many_runs(
     alpha: float = 0.05,
     seed: int = 0,
     seconds: float = math.inf,
-    kept: Path | None = None,
-    whole: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> ManyRuns:
-    """Play the plan's game and bound epsilon from below; go on with games `kept` in a file.
-
-    With `whole` every game is a training run of its own.
-    """
+    """Play the plan's game and bound epsilon from below."""
     guarantee = plan.guarantee
-    game: Game = WholeRuns(plan) if whole else game_of(plan)
+    game = game_of(plan)
     if guarantee is None:
         raise ValueError("a game needs a guarantee")
-    store = None if kept is None else _Kept(kept, guarantee, seed, whole)
-    scores = [] if store is None else store.load()
-    done = sum(len(next(iter(one.values()))) for one in scores)
+    scores, done = list[Scores](), 0
     ends = time.monotonic() + seconds
     while done < games and (done < _LEAST or time.monotonic() < ends):
         some = min(game.most, games - done) // 2 * 2 or 2
         there = np.arange(some) % 2 == 0
         scores.append(play(game, seed * 2**20 + len(scores), there))
         done += some
-        if store is not None:
-            store.save(scores)
         progress(min(done, games), games)
     joined = {name: np.concatenate([one[name] for one in scores]) for name in scores[0]}
     one, other = ({n: s[half::2] for n, s in joined.items()} for half in (0, 1))
@@ -137,39 +122,6 @@ def judged(one: Scores, other: Scores, delta: float, alpha: float) -> tuple[str,
     (chosen_one, counted_one), (chosen_other, counted_other) = _halves(one), _halves(other)
     attacks = _choose(chosen_one, chosen_other, delta, alpha)
     return attacks[0].statistic, [each.rates(counted_one, counted_other) for each in attacks]
-
-
-class _Kept:
-    """Scores of finished games in a file, for this guarantee and seed and no other."""
-
-    def __init__(self, path: Path, guarantee: Guarantee, seed: int, whole: bool) -> None:
-        self._path = path
-        self._key = json.dumps([guarantee.to_dict()["releases"], guarantee.delta, seed, whole])
-
-    def load(self) -> list[Scores]:
-        if not self._path.exists():
-            return []
-        try:
-            with np.load(self._path, allow_pickle=False) as file:
-                if str(file["key"]) != self._key:
-                    raise ConfigError(f"--keep {self._path}: games of another recipe or seed")
-                names = [str(name) for name in file["names"]]
-                return [
-                    {name: file[f"{batch}/{name}"] for name in names}
-                    for batch in range(int(file["batches"]))
-                ]
-        except (OSError, KeyError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"--keep {self._path}: damaged ({error!r}); remove it") from None
-
-    def save(self, scores: list[Scores]) -> None:
-        arrays: dict[str, Any] = {
-            f"{n}/{name}": one[name] for n, one in enumerate(scores) for name in one
-        }
-        out = io.BytesIO()
-        np.savez(out, key=self._key, names=list(scores[0]), batches=len(scores), **arrays)
-        write_atomically(self._path, out.getvalue(), durable=False)
 
 
 def _halves(scores: Scores) -> tuple[Scores, Scores]:

@@ -1,15 +1,12 @@
 """Audits from one training run: some clients or records are canaries.
 
-The run is the program's own, rounds, sampling, noise and server step included. Canary clients stand
-in for real ones, and send random directions of their own; canary records are rows that the run's
-engine trains on like any other. A fair coin decides of each whether it is there or in the other
-world. Two things are made of the same scores, how far what was released leans towards each canary:
-
-* a Gaussian-DP estimate from the cosines (Andrew et al. 2023), of all released sums and of the
-  last model alone: an estimate, whose interval takes cosines to be Gaussian;
-* guesses of the coins, and bounds that assume nothing: on epsilon at the certified delta (Steinke,
-  Nasr, Jagielski 2023), and against the whole curve that is proved (Mahloujifar, Melis, Chaudhuri
-  2024). The latter also give an epsilon if the curve is some Gaussian's.
+The run is the program's own, rounds, sampling, noise and server step included. Canary clients
+stand in for real ones, and send random directions of their own; canary records and persons are rows
+that the run's engine trains on like any other. A fair coin decides of each whether it is there or
+in the other world. From how far what was released leans towards each canary come guesses of the
+coins, and from these bounds that assume nothing: on epsilon at the certified delta (Steinke, Nasr,
+Jagielski 2023), and against the whole curve that is proved (Mahloujifar, Melis, Chaudhuri 2024).
+The latter also give an epsilon if the curve is some Gaussian's.
 """
 
 from __future__ import annotations
@@ -23,13 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
-from fedveil.data.federation import Examples, Task
+from fedveil.data.federation import Task
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip, clip_rows
 from fedveil.privacy.distinguishing import attack_on
@@ -58,17 +54,8 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Cosines:
-    """How well cosines tell canaries that were there from others, if both are Gaussian."""
-
-    of: str
-    separation: tuple[float, float]
-    epsilon: tuple[float, float]
-
-
-@dataclass(frozen=True)
 class OneRun:
-    """What one run shows. `epsilon` assumes nothing; the cosines' intervals are estimates.
+    """What one run shows. `epsilon` assumes nothing.
 
     gaussian: at least so much, if the curve of the mechanism is a Gaussian's.
     refuted: the guesses contradict the proved curve.
@@ -80,7 +67,6 @@ class OneRun:
     epsilon: float
     gaussian: float
     refuted: bool
-    cosines: tuple[Cosines, ...]
     seconds: float
     complete: bool
 
@@ -98,10 +84,6 @@ def one_run(
     guarantee = plan.guarantee
     if guarantee is None or plan.method.voting is not None or plan.federation.task is Task.SEQUENCE:
         raise ConfigError("audit: one-run audits are for updates by examples that are no texts")
-    if guarantee.unit is Unit.PERSON:
-        raise ConfigError(
-            "audit: guarantees for persons are not audited yet. Audit the recipe for unit record."
-        )
     began = time.monotonic()
     chance = np.random.default_rng([seed, 1])
     make = _Clients if guarantee.unit is Unit.CLIENT else _Records
@@ -128,12 +110,8 @@ def one_run(
     finally:
         run.close()
     complete = run.rounds_left == 0
-    sums, model = sent.scores((run.state.weights - plan.start).double())
-    delta = guarantee.delta
-    guessed = _guess(sums, sent.there, guarantee, alpha)
-    named = (("all released sums", sums), ("the last model", model))
-    cosines = tuple(_estimate(of, score, sent.there, delta, alpha) for of, score in named)
-    return OneRun(count, *guessed, cosines, time.monotonic() - began, complete)
+    guessed = _guess(sent.scores(), sent.there, guarantee, alpha)
+    return OneRun(count, *guessed, time.monotonic() - began, complete)
 
 
 class _Clients:
@@ -158,9 +136,9 @@ class _Clients:
     def hear(self, weights: Tensor, released: Tensor) -> None:
         self._heard += released
 
-    def scores(self, moved: Tensor) -> tuple[Floats, Floats]:
-        """How far all releases, and the model from its start, lean towards each canary."""
-        return _cosine(self._directions, self._heard), _cosine(self._directions, moved)
+    def scores(self) -> Floats:
+        """How far all releases lean towards each canary."""
+        return _cosine(self._directions, self._heard)
 
     def _send(self, clients: Cohort, number: int, shape: UpdatePipeline) -> tuple[Tensor, None]:
         """Their directions, far beyond the clip."""
@@ -173,48 +151,56 @@ class _Clients:
 class _Records:
     """Rows that are replaced by random ones; in the other world by their opposites, or left out.
 
-    The adversary compares every release with what their clipped gradients would be at the weights
-    of its round.
+    A canary is a record, or all records of a person, which are alike. The adversary compares every
+    release with what their clipped gradients would be at the weights of its round.
     """
 
     def __init__(self, plan: Plan, chance: np.random.Generator, asked: int | None) -> None:
         train, clients = plan.federation.train, plan.federation.clients
-        most = min(_MOST, 1 + _NUMBERS // plan.layout.size, len(train) // 2)
+        guarantee = plan.guarantee
+        units = units_of_rows(plan)
+        every = int(units.max()) + 1
+        most = min(_MOST, 1 + _NUMBERS // plan.layout.size, every // 2)
         count = _enough(min(asked or max(_FEW, 2 * clients), most))
-        rows = np.sort(chance.choice(len(train), count, replace=False))
+        place = np.full(every, -1)
+        place[np.sort(chance.choice(every, count, replace=False))] = np.arange(count)
+        rows = np.flatnonzero(place[units] >= 0)
+        which = place[units][rows]  # the canary whose row it is
         self.there = chance.random(count) < 0.5
         inputs, targets = np.array(train.inputs), np.array(train.targets)
         loud = chance.choice([-1, 1], (count, *inputs.shape[1:]))
         # One label in both worlds: then gradients are opposite as long as the model knows nothing.
         label = np.arange(count) % plan.federation.codes if plan.federation.codes else _LOUD
-        targets[rows] = np.reshape(label, (-1, *[1] * (targets.ndim - 1)))
-        replaced = plan.guarantee is not None and plan.guarantee.adjacency is Adjacency.REPLACE
+        label = np.broadcast_to(np.reshape(label, (-1, *[1] * (targets.ndim - 1))),
+                                (count, *targets.shape[1:]))  # fmt: skip
+        targets[rows] = label[which]
+        replaced = guarantee is not None and guarantee.adjacency is Adjacency.REPLACE
         worlds = [_extreme(way * loud, inputs) for way in ((1, -1) if replaced else (1,))]
-        inputs[rows] = worlds[0]
-        inputs[rows[~self.there]] = worlds[-1][~self.there]
+        inputs[rows] = np.where(
+            np.reshape(self.there[which], (-1, *[1] * (inputs.ndim - 1))),
+            worlds[0][which],
+            worlds[-1][which],
+        )
         usable = np.ones(len(train), np.bool_) if train.usable is None else train.usable.copy()
-        usable[rows] = replaced | self.there  # a row that is left out has no gradient
+        usable[rows] &= replaced | self.there[which]  # a row that is left out has no gradient
         self._seen = torch.from_numpy(plan.federation.model_inputs(np.concatenate(worlds)))
-        self._labels = torch.from_numpy(np.concatenate([targets[rows]] * len(worlds)))
-        examples = Examples(inputs, targets, usable)
+        self._labels = torch.from_numpy(np.concatenate([label.astype(targets.dtype)] * len(worlds)))
         federation = replace(
-            plan.federation, train=examples, records_per_person=None, verified=True
+            plan.federation,
+            train=replace(train, inputs=inputs, targets=targets, usable=usable),
+            verified=True,
         )
         self.plan, self._local = replace(plan, federation=federation), plan.local
-        self._first: Tensor | None = None
         self._heard = np.zeros(count)
 
     def enter(self, run: Run) -> None:
         """Nothing to do: they are among the run's own records."""
 
     def hear(self, weights: Tensor, released: Tensor) -> None:
-        apart = self._apart(weights)
-        self._first = apart if self._first is None else self._first
-        self._heard += _cosine(apart, released)
+        self._heard += _cosine(self._apart(weights), released)
 
-    def scores(self, moved: Tensor) -> tuple[Floats, Floats]:
-        nothing = np.zeros(len(self.there))
-        return self._heard, nothing if self._first is None else _cosine(self._first, moved)
+    def scores(self) -> Floats:
+        return self._heard
 
     def _apart(self, weights: Tensor) -> Tensor:
         """Where each canary's update goes, less where it goes in the other world."""
@@ -231,6 +217,14 @@ class _Records:
             clip_rows(rows, Clip(clip.norm, clip.order), in_place=True)
         worlds = rows.double().view(-1, len(self.there), rows.shape[1])
         return worlds[1] - worlds[0] if len(worlds) > 1 else -worlds[0]
+
+
+def units_of_rows(plan: Plan) -> npt.NDArray[np.intp]:
+    """Return which protected unit each training row is of: a record, or a person."""
+    persons = plan.federation.train.persons
+    if persons is None or plan.guarantee is None or plan.guarantee.unit is not Unit.PERSON:
+        return np.arange(len(plan.federation.train))
+    return np.unique(persons, return_inverse=True)[1]
 
 
 def _enough(count: int) -> int:
@@ -274,19 +268,3 @@ def _guess(
     best = max(found, key=lambda one: (one[2], one[3]))
     gaussian = gaussian_dp_epsilon(max(one[3] for one in found), guarantee.delta or 1e-5)
     return (*best[:3], gaussian, any(one[4] for one in found))
-
-
-def _estimate(
-    of: str, scores: Floats, there: npt.NDArray[np.bool_], delta: float, alpha: float
-) -> Cosines:
-    one, other = scores[there], scores[~there]
-    if min(len(one), len(other)) < 2:
-        return Cosines(of, (0.0, math.inf), (0.0, math.inf))
-    spread = math.sqrt((one.var(ddof=1) + other.var(ddof=1)) / 2)
-    mu = float(one.mean() - other.mean()) / max(spread, 1e-300)
-    freedom = len(scores) - 2
-    error = math.sqrt(1 / len(one) + 1 / len(other) + mu**2 / (2 * freedom))
-    reach = float(ndtri(1 - alpha / 2)) * error
-    low, high = max(0.0, mu - reach), max(0.0, mu + reach)
-    at = delta or 1e-5
-    return Cosines(of, (low, high), (gaussian_dp_epsilon(low, at), gaussian_dp_epsilon(high, at)))

@@ -4,20 +4,15 @@ Client level: updates that overflow, are not finite or are as long as numbers ge
 program, and must come out no longer than the clip that is accounted, or than a ballot. Record
 level: one record of a client is replaced by another, of any label and with inputs as large as
 numbers get, the client takes one step in the run's own engine, and the two updates must be no
-further apart than what is accounted. Afterwards: two rounds are played by the run's own code with
-different updates and the same releases; all that is stored must be the same, bit for bit. In none
-of them is a record of the federation looked at. Tables: one client's rows must not move another's,
-for hold-outs and caps are drawn client by client.
+further apart than what is accounted; a person is replaced with all its records. Afterwards: two
+rounds are played by the run's own code with different updates and the same releases; all that is
+stored must be the same, bit for bit. In none of them is a record of the federation looked at.
 """
 
 from __future__ import annotations
 
-import csv
 import math
-import tempfile
-from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +25,6 @@ from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.methods.parts.local_steps import rates
 from fedveil.methods.parts.noise_placement import Bounded
-from fedveil.methods.recipes.sections import DataSection
-from fedveil.planning.assemble import federation_of
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
@@ -47,7 +40,6 @@ _ROUNDING = 1e-5  # float32 norms of many numbers are off by less
 _HUGE = 3e38  # near the largest float32
 _RECORDS = 8  # of the client whose record is replaced
 _LABELS = 10  # that the other record may have
-_DEALT = "half of one client's rows taken away: other clients whose training rows change"
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,7 @@ class Probe:
 
 def probes(plan: Plan) -> tuple[Probe, ...]:
     """Run all probes that apply to a plan."""
-    if plan.noise is None or plan.guarantee is None or plan.guarantee.unit is Unit.PERSON:
+    if plan.noise is None or plan.guarantee is None:
         return ()
     if plan.noise.bounded is Bounded.GRADIENT:
         return (*_of_records(plan), *_of_releases(plan))
@@ -121,7 +113,7 @@ def _longest(plan: Plan, shape: UpdatePipeline, clip: float) -> float:
 
 
 def _of_records(plan: Plan) -> tuple[Probe, ...]:
-    """Replace one of a few records, and compare the two updates of one step."""
+    """Replace one of a few records or persons, and compare the two updates of one step."""
     clip, batch, context = plan.local.gradient_clip, plan.local.batch_size, plan.context
     if clip is None or batch is None or context is None or plan.federation.task is Task.SEQUENCE:
         return ()
@@ -150,6 +142,8 @@ def _of_records(plan: Plan) -> tuple[Probe, ...]:
         before, after = steps
         return float(torch.linalg.vector_norm((before - after).double(), ord=clip.order))
 
+    if rule.per_person:
+        tried = {f"{what}, with all of a person's": pair for what, pair in tried.items()}
     found = [Probe(what, apart(*pair, targets[0]), allowed) for what, pair in tried.items()]
     for label in range(min(plan.federation.codes, _LABELS)):
         reached = apart(1e4 * signs, -1e4 * signs, label)
@@ -170,10 +164,13 @@ def _made_up(like: Federation) -> tuple[Array, Array]:
 def _one_step(
     plan: Plan, rule: LocalTraining, inputs: Array, targets: Array, record: Array, label: Any
 ) -> Tensor:
-    own, labels = inputs.copy(), targets.copy()
+    own, labels, persons = inputs.copy(), targets.copy(), None
     own[0], labels[0] = record, label
+    if rule.per_person:  # of whom each has its record three times
+        own, labels = np.repeat(own, 3, axis=0), np.repeat(labels, 3, axis=0)
+        persons = np.repeat(np.arange(len(inputs)), 3)
     federation = Federation(
-        Examples(own, labels),
+        Examples(own, labels, None, persons),
         np.array([0, len(own)], np.int64),
         plan.federation.test,
         plan.federation.task,
@@ -226,46 +223,3 @@ def _stored(plan: Plan, way: float, released: list[Tensor]) -> dict[str, Tensor]
         return {"weights": run.state.weights, **run.state.optimizer}
     finally:
         run.close()
-
-
-def dealing(data: DataSection, federation: Federation) -> tuple[Probe, ...]:
-    """Load the table again without half of its largest client's rows; all others must not move.
-
-    For CSV files with a schema and a client column: without a schema, statistics of all rows are
-    in everybody's, and the guarantee says so.
-    """
-    file = data.file
-    named = data.client_column is not None and data.schema is not None
-    if file is None or not named or Path(file).suffix.lower() != ".csv":
-        return ()
-    with Path(file).open(newline="", encoding="utf-8") as stream:
-        head, *rows = list(csv.reader(stream))
-    column = head.index(str(data.client_column))
-    (owner, count), *others = Counter(row[column] for row in rows).most_common()
-    if count < 4 or not others:
-        return ()
-    places = [place for place, row in enumerate(rows) if row[column] == owner]
-    gone = set(places[: count // 2])
-    with tempfile.TemporaryDirectory() as folder:
-        changed = Path(folder) / "table.csv"
-        with changed.open("w", newline="", encoding="utf-8") as stream:
-            kept = (row for place, row in enumerate(rows) if place not in gone)
-            csv.writer(stream).writerows([head, *kept])
-        neighbour = federation_of(replace(data, file=str(changed)))
-    before, after = _rows_of(federation), _rows_of(neighbour)
-    moved = sum(before.get(name) != after.get(name) for name in set(before) | set(after))
-    own = int(before.get(owner) != after.get(owner))
-    return (Probe(_DEALT, float(moved - own), 0.0),)
-
-
-def _rows_of(federation: Federation) -> dict[str, bytes]:
-    """Return the bytes of each client's training rows by its name."""
-    if federation.owners is None:
-        return {}
-    inputs, targets = federation.train.inputs, federation.train.targets
-    return {
-        str(name): inputs[begin:end].tobytes() + targets[begin:end].tobytes()
-        for name, begin, end in zip(
-            federation.owners, federation.offsets[:-1], federation.offsets[1:], strict=True
-        )
-    }

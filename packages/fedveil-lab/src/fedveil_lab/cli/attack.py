@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,11 @@ if TYPE_CHECKING:
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
     "--only": (
-        ["reconstruct", "labels", "property", "membership"],
+        ["reconstruct", "membership"],
         "try this alone; may be given twice",
     ),
     "--victims N": (int, "clients whose uploads are attacked (20)", 20),
     "--records N": (int, "records of each victim (1: nothing to hide behind)", 1),
-    "--property COLUMN": (str, "of clients, to be told from uploads (the mean of all inputs)"),
-    "--steps N": (int, "of the search, where a record cannot be read off directly (400)", 400),
     "--runs N": (int, "models to train for membership inference (64)", 64),
     "--seed": (int, "of all randomness (0)", 0),
     "--time SECONDS": (float, "stop training models about then", math.inf),
@@ -48,40 +45,19 @@ def execute(args: argparse.Namespace) -> int:
     if not args.time > 0:
         raise ConfigError("--time: need a positive number of seconds")
     many = len(args.recipe) > 1
-    found: dict[str, Attack] = {}
     documents: list[dict[str, Any]] = []
     for path in args.recipe:
         name = path.resolve().name if path.is_dir() else path.stem
         own = path / "attack" if path.is_dir() else Path(f"attack-{name}")
         folder = own if args.out is None else args.out / name if many else args.out
-        found[name] = one = _attacked(path, args)
+        one = _attacked(path, args)
         written = _write(one, name, folder)
         documents.append(one.to_dict() | {"recipe": name, "files": list(map(str, written))})
         if not args.json:
             console.say(name, heading="Attacks on")
             _show(one, written)
-    if many:
-        for picture in _together(found, args.out or Path()):
-            console.say(str(picture), heading="Written:", to=console.stderr())
     document = {"attacks": documents} if many else documents[0]
     return console.answer(args, document, lambda: None)
-
-
-def _together(found: Mapping[str, Attack], folder: Path) -> Iterator[Path]:
-    """Pictures of several recipes side by side."""
-    from fedveil_lab.audit.attack.pictures import is_image, roc, side_by_side
-
-    named = {_promise(name, one): one for name, one in found.items()}
-    made = {name: one.reconstruction for name, one in named.items()}
-    images = {name: one for name, one in made.items() if one is not None and is_image(one)}
-    if len(images) > 1:
-        picture = side_by_side(images, "The same attack on each")
-        (folder / "attacks-side-by-side.png").write_bytes(picture)
-        yield folder / "attacks-side-by-side.png"
-    members = {name: one.membership for name, one in named.items() if one.membership is not None}
-    if len(members) > 1:
-        (folder / "membership-side-by-side.png").write_bytes(roc(members))
-        yield folder / "membership-side-by-side.png"
 
 
 def _attacked(path: Path, args: argparse.Namespace) -> Attack:
@@ -100,8 +76,6 @@ def _attacked(path: Path, args: argparse.Namespace) -> Attack:
         kinds=args.only or KINDS,
         victims=args.victims,
         records=args.records,
-        column=args.property,
-        steps=args.steps,
         runs=args.runs,
         seed=args.seed,
         seconds=args.time,
@@ -115,17 +89,16 @@ def _promise(name: str, found: Attack) -> str:
 
 
 def _write(found: Attack, name: str, folder: Path) -> list[Path]:
-    from fedveil_lab.audit.attack.pictures import is_image, poster, roc, sheet
+    from fedveil_lab.audit.attack.pictures import is_image, roc, sheet
 
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {}
     if found.reconstruction is not None and is_image(found.reconstruction):
         pictures["reconstructions"] = sheet(found.reconstruction, _promise(name, found))
-        pictures["poster"] = poster(found.reconstruction, found.epsilon)
     if found.membership is not None:
         title = f"{name}: was this {found.membership.unit} there?"
-        pictures["membership"] = roc({title: found.membership})
-    for old in ("reconstructions", "poster", "membership"):  # of an earlier attack
+        pictures["membership"] = roc(found.membership, title)
+    for old in ("reconstructions", "membership"):  # of an earlier attack
         (folder / f"{old}.png").unlink(missing_ok=True)
     written = []
     for title, picture in pictures.items():
@@ -144,14 +117,9 @@ def _show(found: Attack, written: list[Path]) -> None:
             (one.view, f"{one.correlation:.3f}", f"{one.found} of {one.victims}")
             for one in made.likeness
         ]
-        title = f"Records back from uploads ({made.attack})"
+        title = "Records back from uploads"
         columns = ("what is seen", "correlation", f"found among {made.candidates:,}")
         console.table(title, columns, rows)
-    for guesses in (found.labels, found.properties):
-        if guesses:
-            told = [(one.view, f"{one.right} of {one.victims}") for one in guesses]
-            title = f"{guesses[0].what} (a blind guess: {guesses[0].by_chance:.0%})"
-            console.table(title, ("what is seen", "right"), told)
     if found.membership is not None:
         members = found.membership
         points = [

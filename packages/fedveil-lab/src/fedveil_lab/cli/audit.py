@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
     "--games N": (int, "games to play: more of them come closer (20000)", 20_000),
-    "--whole-runs": (bool, "each game is a whole training run: for short runs of small models"),
     "--canaries N": (int, "canary clients of the one run (half of all, none of a protected run)"),
     "--seed": (int, "of all randomness: audits are simulations and can be repeated (0)", 0),
     "--time SECONDS": (float, "stop about then, and say what was seen so far", math.inf),
-    "--keep FILE": (Path, "keep games here, and go on with those that are there"),
     "--report FILE": (Path, "where to write it (a run: its audit.json; else if it is refuted)"),
     "--quiet": (bool, "no progress, only the result"),
 }
@@ -42,24 +40,19 @@ def execute(args: argparse.Namespace) -> int:
 
     from fedveil.planning.assemble import federation_of, plan_of
     from fedveil_lab.audit.audit import audit
-    from fedveil_lab.audit.probes import dealing
 
     recipe = recipe_of(args.recipe, args.set)
     if not args.time > 0:
         raise ConfigError("--time: need a positive number of seconds")
-    federation = federation_of(recipe.data)
     canaries = args.canaries
     if run is not None and recipe.seed is None and canaries is None:
         canaries = 0  # its data have been paid for once, and must not be trained on again
     found = audit(
-        plan_of(recipe, federation),
+        plan_of(recipe, federation_of(recipe.data)),
         games=args.games,
         canaries=canaries,
         seed=args.seed,
         seconds=args.time,
-        kept=args.keep,
-        whole=args.whole_runs,
-        also=dealing(recipe.data, federation),
         progress=console.counting(args.quiet),
     )
     path = args.report or (run / "audit.json" if run else Path(f"audit-{args.recipe.stem}.json"))
@@ -87,10 +80,6 @@ def _show(found: Audit) -> None:
         rows.append(("audited, at least", at_least(one.epsilon), text))
         text = "the same guesses, if its curve is a Gaussian's"
         rows.append(("audited, at least", at_least(one.gaussian), text))
-        for each in one.cosines:
-            text = f"{each.epsilon[0]:.3f} to {each.epsilon[1]:.3f}"
-            how = f"one run, cosines with {each.of}"
-            rows.append(("audited, estimate", text, how))
     who = f"{certified.unit}, {certified.adjacency}, {certified.trust} trust"
     title = f"Epsilon at delta {at_most(certified.delta)} ({who}); bounds hold with 95 % each"
     console.table(title, ("", "epsilon", "from"), rows)

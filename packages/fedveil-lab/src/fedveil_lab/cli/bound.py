@@ -11,16 +11,8 @@ from fedveil.cli.plan import whole
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil_lab.theorems.bounds import FuBound, Score
+    from fedveil_lab.theorems.bounds import Score
     from fedveil_lab.theorems.iterations import Advice
-
-_LOSS = (
-    "strong_convexity",
-    "smoothness",
-    "gradient_bound",
-    "heterogeneity",
-    "initial_distance",
-)  # what Fu's bound asks about a loss
 
 _OPTIONS: dict[str, console.Options] = {
     "what is given and what is searched": {
@@ -48,15 +40,11 @@ _OPTIONS: dict[str, console.Options] = {
         "--records": (whole, "hu: of a client"),
         "--honest-shares": (whole, "hu: shares to credit (1)", 1),
     },
-    "the noise: a constant, or a budget": {
-        "--noise-constant": (float, "C_M of the bound"),
-        "--growth": (float, "z: its growth with rounds; 2 Laplace, 1 Gauss"),
-        "--noise": (("laplace", "gaussian"), "from a budget"),
-        "--epsilon": (float, "the budget"),
-        "--delta": (float, "default min(1e-5, clients^-1.1)"),
-        "--clip-norm": (float, "of the whole gradient: L1 laplace, L2 else"),
-        "--adjacency": (("replace", "zero-out"), "what is hidden of a client", "replace"),
-        "--imbalance": (float, "N*sum(n^2)/(sum n)^2 (1)", 1.0),
+    "the noise": {
+        "--noise-constant": (float, "fu: C_M of the bound"),
+        "--growth": (float, "fu: z, its growth with rounds; 2 Laplace, 1 Gauss"),
+        "--epsilon": (float, "hu, cheng: the budget"),
+        "--delta": (float, "hu, cheng: default min(1e-5, clients^-1.1)"),
     },
 }
 
@@ -77,51 +65,20 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> Score:
-    from fedveil_lab.theorems.bounds import ChengScore, HuScore
-
-    if args.score == "fu":
-        return _fu(args)
-    epsilon, delta = _budget(args, f"--score {args.score}")
-    kind = ChengScore if args.score == "cheng" else HuScore
-    names = [field.name for field in fields(kind) if field.name not in ("epsilon", "delta")]
-    return kind(**_need(args, f"--score {args.score}", *names), epsilon=epsilon, delta=delta)
-
-
-def _fu(args: argparse.Namespace) -> FuBound:
-    from fedveil.core.arguments import positive
-    from fedveil.core.units import Adjacency
-    from fedveil_lab.theorems.bounds import (
-        FuBound,
-        noise_constant_gaussian,
-        noise_constant_laplace,
-    )
-
-    given = _need(args, "fedveil bound", *_LOSS, "clients", "cohort")
-    if args.noise is None:
-        noise = _need(args, "fedveil bound without --noise", "noise_constant", "growth")
-        return FuBound(**given, **noise)
-    if args.noise_constant is not None or args.growth is not None:
-        raise ConfigError("--noise works the constant out; leave out --noise-constant and --growth")
-    epsilon, delta = _budget(args, "--noise")
-    known = _need(args, "--noise", "dimension", "clients", "imbalance", "clip_norm")
-    factor = Adjacency(args.adjacency).sensitivity_factor
-    known["gradient_sensitivity"] = factor * positive("clip_norm", known.pop("clip_norm"))
-    if args.noise == "laplace":
-        growth = 2.0
-        constant = noise_constant_laplace(**known, epsilon=epsilon, cohort=args.cohort)
-    else:
-        growth, constant = 1.0, noise_constant_gaussian(**known, epsilon=epsilon, delta=delta)
-    return FuBound(**given, noise_constant=constant, growth=growth, whole_participations=True)
-
-
-def _budget(args: argparse.Namespace, what: str) -> tuple[float, float]:
     from fedveil.core.arguments import count
     from fedveil.privacy.accounting import default_delta
     from fedveil.tune.feasible import remaining
+    from fedveil_lab.theorems.bounds import ChengScore, FuBound, HuScore
 
-    _need(args, what, "epsilon", "clients")
-    delta = default_delta(count("clients", args.clients)) if args.delta is None else args.delta
-    return remaining(args.epsilon, delta)
+    kind: Any = {"fu": FuBound, "hu": HuScore, "cheng": ChengScore}[args.score]
+    names = [field.name for field in fields(kind) if field.name != "noise_curve"]
+    if args.score != "fu" and args.delta is None and args.clients is not None:
+        args.delta = default_delta(count("clients", args.clients))
+    given = _need(args, f"--score {args.score}", *names)
+    if args.score != "fu":
+        given["epsilon"], given["delta"] = remaining(given["epsilon"], given["delta"])
+    score: Score = kind(**given)
+    return score
 
 
 def _need(args: argparse.Namespace, what: str, *names: str) -> dict[str, Any]:
@@ -134,24 +91,25 @@ def _need(args: argparse.Namespace, what: str, *names: str) -> dict[str, Any]:
 
 
 def _show(advice: Advice) -> None:
-    """Show the best local steps and rounds beside what the rules would have cost."""
+    """Show the best local steps and rounds beside what the paper's rule would have cost."""
     from fedveil_lab.theorems.iterations import every_divisor
 
+    choices = every_divisor(advice.score, advice.chosen.total_steps)
+    if len(choices) > 24:
+        choices = sorted(choices, key=lambda choice: choice.bound)[:8]
     marks = {
+        advice.chosen: "as given",
         advice.rule_of_thumb: "literal rule T^(z/(z+1))",
-        advice.asymptotic: "asymptotic rule",
         advice.best: "best",
     }
-    choices = every_divisor(advice.score, advice.chosen.total_steps)
-    ranked = choices if len(choices) <= 24 else sorted(choices, key=lambda c: c.bound)[:8]
-    shown = {*ranked, *(c for c in marks if c), advice.one_step, advice.chosen}
+    shown = {*choices, *(choice for choice in marks if choice)}
     rows = [
         [
             str(choice.local_steps),
             str(choice.rounds),
             f"{choice.bound:.6g}",
             f"{choice.bound / advice.best.bound:.3g}x",
-            marks.get(choice, "as given" if choice == advice.chosen else ""),
+            marks.get(choice, ""),
         ]
         for choice in sorted(shown, key=lambda c: c.local_steps)
     ]

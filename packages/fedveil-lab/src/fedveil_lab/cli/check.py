@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         type=Path,
-        help="a Python, JSON or TOML file that uses Flower, Opacus, NVFlare or TensorFlow Privacy",
+        help="a Python file that uses Flower or Opacus",
     )
     console.add_options(parser, _OPTIONS)
 

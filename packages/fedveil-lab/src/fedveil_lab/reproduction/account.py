@@ -4,54 +4,56 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedveil.cli import console
 from fedveil.cli import mechanism_args as described
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.privacy.accounting import account
+from fedveil.privacy.gradient_perturbation import NoisyGradients, record_uses
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.rounding import at_most
+from fedveil.privacy.sampling import Balanced, FixedSize, Poisson, RoundRobin
+from fedveil_lab.reproduction.claims import Claim, cheng, fu, hu, liang
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fedveil.privacy.guarantee import Guarantee
-    from fedveil_lab.reproduction.claims.claim import Claim
-
-Proved = list[tuple[str, "Guarantee | None", str]]
+Row = tuple[str, Guarantee | None, str]  # what is proved, or why nothing is
 
 
 def compare(args: argparse.Namespace) -> int:
     """Print the paper's claim and every guarantee that holds for the same noise."""
-    sides: dict[str, Callable[[argparse.Namespace], tuple[Claim, Proved]]] = {
-        "fu": _fu,
-        "hu": _hu,
-        "liang": _liang,
-        "cheng": _cheng,
-    }
     try:
-        claimed, proved = sides[args.paper](args)
+        claimed, proved = _SIDES[args.paper](args)
     except FedveilError:
         raise
     except (ValueError, ArithmeticError):
         raise ConfigError(
             f"--paper: the formulas of {args.paper} break down at such numbers"
         ) from None
-    if args.json:
-        documents = [_document(row) for row in proved]
-        console.emit({**documents[0], "claimed": claimed.to_dict(), "proved": documents})
-        return 0
+    documents = [
+        {"what": what, "epsilon": None, "certified": False, "reason": refusal}
+        if guarantee is None
+        else {"what": what, **guarantee.to_dict()}
+        for what, guarantee, refusal in proved
+    ]
+    document = {**documents[0], "claimed": claimed.to_dict(), "proved": documents}
+    return console.answer(args, document, lambda: _show(claimed, proved))
+
+
+def _show(claimed: Claim, proved: list[Row]) -> None:
     rows = [(f"claimed by {claimed.paper}", f"{claimed.value:.6g}", "no")]
     notes = [f"The claim: {claimed.verdict}."]
     for what, guarantee, refusal in proved:
         if guarantee is None:
             rows.append((what, "refused", "no"))
-            notes.append(f"{what.capitalize()}: {refusal}.")
         else:
-            rows.append(
-                (what, at_most(guarantee.epsilon, 6), "yes" if guarantee.certified else "no")
-            )
-            if guarantee.reason:
-                notes.append(f"{what.capitalize()}: {guarantee.reason}.")
+            certified = "yes" if guarantee.certified else "no"
+            rows.append((what, at_most(guarantee.epsilon, 6), certified))
+        reason = refusal if guarantee is None else guarantee.reason
+        if reason:
+            notes.append(f"{what.capitalize()}: {reason}.")
     title = f"{claimed.paper}, {claimed.statement}: claimed and proved"
     console.table(title, ("", "epsilon", "certified"), rows)
     for note in notes:
@@ -59,26 +61,14 @@ def compare(args: argparse.Namespace) -> int:
     proofs = [guarantee for _, guarantee, _ in proved if guarantee is not None]
     for head, name in (("rests on", "rests_on"), ("does not cover", "not_covered")):
         lines = dict.fromkeys(line for proof in proofs for line in getattr(proof, name))
-        console.say("\n".join([f"What is proved {head}, each as far as it applies:",
-                               *(f"- {line}" for line in lines)]))  # fmt: skip
-    return 0
+        told = "".join(f"\n- {line}" for line in lines)
+        console.say(f"What is proved {head}, each as far as it applies:{told}")
 
 
-def _document(row: tuple[str, Guarantee | None, str]) -> dict[str, Any]:
-    what, guarantee, refusal = row
-    if guarantee is None:
-        return {"what": what, "epsilon": None, "certified": False, "reason": refusal}
-    return {"what": what, **guarantee.to_dict()}
-
-
-def _fu(args: argparse.Namespace) -> tuple[Claim, Proved]:
+def _fu(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
     """Local noise, round robin, whole gradients clipped."""
-    from fedveil.privacy.sampling import RoundRobin
-    from fedveil_lab.reproduction.claims import fu
-
     clients, cohort, rounds, delta = _need(args, "clients", "cohort", "rounds", "delta")
     turns = fu.paper_fu_participations(clients=clients, cohort=cohort, rounds=rounds).value
-    mechanism, sampling = described.mechanism_of(args), RoundRobin(clients, cohort)
     if described.mechanism_kind(args) == "laplace":
         (scale,) = _need(args, "scale_multiplier")
         claimed = fu.paper_fu_laplace_epsilon(noise_multiplier=scale, participations=turns)
@@ -87,18 +77,15 @@ def _fu(args: argparse.Namespace) -> tuple[Claim, Proved]:
         claimed = fu.paper_fu_gaussian_epsilon(
             noise_multiplier=noise, participations=turns, delta=delta, c2=args.c2
         )
+    rest = described.mechanism_of(args), RoundRobin(clients, cohort)
+    adjacencies = ("replace", "zero-out")
     return claimed, [
-        _row(f"local, {one}", args, mechanism, sampling, "client", one, "local")
-        for one in ("replace", "zero-out")
+        _row(f"local, {one}", args, *rest, "client", one, "local") for one in adjacencies
     ]
 
 
-def _hu(args: argparse.Namespace) -> tuple[Claim, Proved]:
+def _hu(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
     """Noise on every gradient, one record protected, secure sum."""
-    from fedveil.privacy.gradient_perturbation import NoisyGradients, record_uses
-    from fedveil.privacy.sampling import Balanced
-    from fedveil_lab.reproduction.claims import hu
-
     clients, cohort, rounds, delta = _need(args, "clients", "cohort", "rounds", "delta")
     steps, batch, records = _need(args, "local_steps", "batch_size", "records")
     clip, std = _need(args, "clip_norm", "gradient_std")
@@ -114,61 +101,60 @@ def _hu(args: argparse.Namespace) -> tuple[Claim, Proved]:
     )
     uses = record_uses(local_steps=steps, records=records, batch_size=batch)
     mechanism = NoisyGradients(clip, batch, std, steps, uses, shares=cohort)
-    rest = (args, mechanism, Balanced(clients, cohort, rounds), "record", "replace")
+    rest = args, mechanism, Balanced(clients, cohort, rounds), "record", "replace"
     return claimed, [
         _row("any model, undivided", *rest, "local"),
         _row(f"divided by the shares, {steps} local steps", *rest, "distributed"),
     ]
 
 
-def _liang(args: argparse.Namespace) -> tuple[Claim, Proved]:
+def _liang(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
     """Central noise on a sampled sum."""
-    from fedveil.privacy.mechanisms import Gaussian
-    from fedveil.privacy.sampling import FixedSize, Poisson
-    from fedveil_lab.reproduction.claims import liang
-
     clients, noise, rounds, delta = _need(args, "clients", "noise_multiplier", "rounds", "delta")
     cohort = args.cohort if args.cohort is not None else round(_need(args, "rate")[0] * clients)
     kind = args.sampling or "fixed"
     claimed = liang.paper_liang_epsilon(
-        noise_multiplier=noise, clients=clients, cohort=cohort, rounds=rounds, delta=delta,
+        noise_multiplier=noise,
+        clients=clients,
+        cohort=cohort,
+        rounds=rounds,
+        delta=delta,
         sampling=kind,
-    )  # fmt: skip
-    fixed = kind != "poisson"
-    sampling = FixedSize(clients, cohort) if fixed else Poisson(cohort / clients, clients)
+    )
+    if kind == "poisson":
+        rest = Poisson(cohort / clients, clients), "client", "zero-out"
+        return claimed, [_row("noise z*G on the sum", args, Gaussian(noise), *rest)]
+    given = FixedSize(clients, cohort), "client", "replace"
     return claimed, [
-        _row(
-            f"noise {'' if times == 1 else times}z*G on the sum", args, Gaussian(times * noise),
-            sampling, "client", "replace" if fixed else "zero-out",
-        )
-        for times in ((1, 2) if fixed else (1,))
-    ]  # fmt: skip
+        _row("noise z*G on the sum", args, Gaussian(noise), *given),
+        _row("noise 2z*G on the sum", args, Gaussian(2 * noise), *given),
+    ]
 
 
-def _cheng(args: argparse.Namespace) -> tuple[Claim, Proved]:
+def _cheng(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
     """Noise split over a Poisson cohort."""
-    from fedveil.privacy.mechanisms import Gaussian
-    from fedveil.privacy.sampling import FixedSize, Poisson
-    from fedveil_lab.reproduction.claims import cheng
-
     clients, noise, rounds, delta = _need(args, "clients", "noise_multiplier", "rounds", "delta")
     rate = args.rate if args.rate is not None else _need(args, "cohort")[0] / clients
     claimed = cheng.paper_cheng_epsilon(
-        noise_multiplier=noise, delta=delta, clients=clients, cohort=rate * clients, rounds=rounds,
+        noise_multiplier=noise,
+        delta=delta,
+        clients=clients,
+        cohort=rate * clients,
+        rounds=rounds,
         c2=args.c2,
-    )  # fmt: skip
-    secret, mechanism = Poisson(rate, clients), Gaussian(noise)
+    )
+    secret, unit = (args, Gaussian(noise), Poisson(rate, clients)), ("client", "zero-out")
     average, shares = math.ceil(rate * rounds), max(1, math.floor(rate * clients))
-    seen = f"cohorts of {shares}, {average} participations (the mean) enforced"
-    unit = "client", "zero-out"
+    seen = f"untrusted server, cohorts of {shares}, {average} participations (the mean) enforced"
+    fixed = args, Gaussian(noise), FixedSize(clients, shares)
     return claimed, [
-        _row("trusted aggregator, secret cohort", args, mechanism, secret, *unit),
-        _row(
-            f"untrusted server, {seen}", args, mechanism, FixedSize(clients, shares), *unit,
-            "distributed", average,
-        ),
-        _row("untrusted server, amplified", args, mechanism, secret, *unit, "distributed"),
-    ]  # fmt: skip
+        _row("trusted aggregator, secret cohort", *secret, *unit),
+        _row(seen, *fixed, *unit, "distributed", average),
+        _row("untrusted server, amplified", *secret, *unit, "distributed"),
+    ]
+
+
+_SIDES = {"fu": _fu, "hu": _hu, "liang": _liang, "cheng": _cheng}
 
 
 def _row(
@@ -180,12 +166,8 @@ def _row(
     adjacency: str,
     trust: str = "central",
     participations: int | None = None,
-) -> tuple[str, Guarantee | None, str]:
+) -> Row:
     """Return one guarantee, or why there is none."""
-    from fedveil.core.units import Adjacency, Trust, Unit
-    from fedveil.privacy.accounting import account
-    from fedveil.privacy.releases import PrivacyModel, Release
-
     given = {name: getattr(args, name) for name in ("population", "colluders", "honest_shares")}
     model = PrivacyModel(Unit(unit), Adjacency(adjacency), Trust(trust), **given)
     release = Release(mechanism, sampling, args.rounds, participations=participations)
@@ -199,5 +181,5 @@ def _need(args: argparse.Namespace, *names: str) -> tuple[Any, ...]:
     """Return the values of these options, all of which must be there."""
     for name in names:
         if getattr(args, name) is None:
-            raise ConfigError(f"--{name.replace('_', '-')}: --paper {args.paper} needs it")
+            raise ConfigError(f"{console.flag(name)}: --paper {args.paper} needs it")
     return tuple(getattr(args, name) for name in names)

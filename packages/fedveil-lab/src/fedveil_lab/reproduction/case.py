@@ -78,7 +78,6 @@ class Case:
     every: int | None = None  # rounds between evaluations; None: at the end only
     measures: tuple[Measure, ...] = ()
     seeds: int | None = None
-    part: str = ""  # of the method that no recipe names, where the page exchanges one
     _label_of: Mapping[str, Label] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +111,6 @@ class Case:
             "noise": {"kind": kind, **noise},
             "every": self.every,
             "measures": self.measures,
-            **({"part": self.part} if self.part else {}),
         }
 
     def digest(self) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
+import numpy as np
+
 from fedveil.core.errors import ConfigError
 from fedveil.report.compared import DEVIATION, point
-from fedveil.report.plan_figures import write_out
 from fedveil.report.spread import Spread
 from fedveil_lab.reproduction.case import Label
 from fedveil_lab.reproduction.experiment import Experiment, Panel
@@ -21,20 +22,11 @@ from fedveil_lab.reproduction.runs import Row, paired
 
 # Lines differ by grey level, dash and marker, so that a black-and-white print tells them apart.
 _COLOURS = ("#000000", "#c23b22", "#1f6fb4", "#7a9a01", "#8a5fbf", "#e0952c", "#5a5a5a", "#2a9d8f")
-_DASHES = (
-    "-",
-    "--",
-    "-.",
-    ":",
-    (0, (5, 1, 1, 1)),
-    (0, (1, 1)),
-    (0, (7, 2)),
-    (0, (3, 1, 1, 1, 1, 1)),
-)
-_DPI = 110
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (3, 1, 1, 1)))
 _MARKERS = "osD^vPX*"
 _SYMBOLS = {"lambda": "λ", "tau": "τ"}
-_STYLE = {
+_DPI = 110
+_STYLE: Any = {
     "font.family": "serif",
     "font.size": 9,
     "axes.spines.top": False,
@@ -43,7 +35,6 @@ _STYLE = {
     "legend.fontsize": 7.5,
     "legend.title_fontsize": 7.5,
 }
-
 
 Chart = dict[str, Any]
 Line = list[tuple[float, Spread]]
@@ -144,128 +135,132 @@ def draw(document: Mapping[str, Any]) -> bytes:
 
     columns = min(count, 4 if count > 6 else 2 if count in (2, 4) else 3)
     height = math.ceil(count / columns)
-    looks = _looks(charts)
-    with rc_context(_STYLE):  # type: ignore[arg-type]
+    with rc_context(_STYLE):
         figure = Figure(figsize=(3.7 * columns, 2.9 * height + 0.5), layout="constrained")
-        axes = figure.subplots(height, columns, squeeze=False)
-        rest = list(axes.flat)
-        for chart, axis in zip(charts, rest, strict=False):
-            _panel(axis, chart, looks[chart["by"]])
-            if len(looks) > 1:
-                title = _SYMBOLS.get(chart["by"], chart["by"])
-                axis.legend(title=title, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        _equal_axes(charts, rest)
-        for axis in rest[: len(charts)]:
+        axes = list(figure.subplots(height, columns, squeeze=False).flat)
+        # One look for a line in all panels that tell lines apart by the same label.
+        looks: dict[str, dict[str, int]] = {}
+        for chart, axis in zip(charts, axes, strict=False):
+            names = looks.setdefault(chart["by"], {})
+            for series in chart["series"]:
+                names.setdefault(series["name"], len(names) % len(_COLOURS))
+            _panel(axis, chart, names)
+        _equal_axes(charts, axes)
+        for axis in axes[:count]:
             write_out(axis.yaxis)
-        for axis in rest[len(charts) :]:
+        for axis in axes[count:]:
             axis.set_visible(False)
-        if len(looks) == 1:
-            found = (axis.get_legend_handles_labels() for axis in rest)
-            known = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
-            shown = [name for name in looks[charts[0]["by"]] if name in known]
-            handles = [known[name] for name in shown]
-            title = _SYMBOLS.get(charts[0]["by"], charts[0]["by"])
-            fit = int(3.7 * columns * 14 / (max(map(len, shown)) + 8))  # about 14 letters an inch
-            many = max(1, min(6, fit))
-            figure.legend(handles, shown, title=title, loc="outside upper center", ncols=many)
+        _legends(figure, charts, axes, looks, columns)
         figure.supxlabel(fill(_bars(charts), int(3.7 * columns * 14)), fontsize=7.5)
-        return _small_png(figure)
-
-
-def _small_png(figure: Any) -> bytes:
-    """Return a PNG with a palette: a third of the size of one in full colour."""
+        whole, small = io.BytesIO(), io.BytesIO()
+        figure.savefig(whole, dpi=_DPI)
     from PIL import Image
 
-    whole, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(whole, dpi=_DPI)
+    # With a palette: a third of the size of a picture in full colour.
     Image.open(whole).convert("RGB").quantize(64).save(small, "png", optimize=True)
     return small.getvalue()
 
 
-def _looks(charts: Sequence[Chart]) -> dict[str, dict[str, int]]:
-    """Assign each line one look in all panels that tell lines apart by the same label."""
-    found: dict[str, dict[str, int]] = {}
-    for chart in charts:
-        names = found.setdefault(chart["by"], {})
-        for series in chart["series"]:
-            names.setdefault(series["name"], len(names) % len(_COLOURS))
-    return found
+def _legends(
+    figure: Any,
+    charts: Sequence[Chart],
+    axes: Sequence[Any],
+    looks: Mapping[str, Mapping[str, int]],
+    columns: int,
+) -> None:
+    """One legend above all panels, or one beside each where labels differ."""
+    if len(looks) > 1:
+        for chart, axis in zip(charts, axes, strict=False):
+            title = _SYMBOLS.get(chart["by"], chart["by"])
+            axis.legend(title=title, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        return
+    ((by, names),) = looks.items()
+    found = (axis.get_legend_handles_labels() for axis in axes)
+    known = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
+    shown = [name for name in names if name in known]
+    fit = int(3.7 * columns * 14 / (max(map(len, shown)) + 8))  # about 14 letters an inch
+    figure.legend(
+        [known[name] for name in shown],
+        shown,
+        title=_SYMBOLS.get(by, by),
+        loc="outside upper center",
+        ncols=max(1, min(6, fit)),
+    )
 
 
 def _bars(charts: Sequence[Chart]) -> str:
     """Return a sentence that says what bands and bars are."""
-    kinds = dict.fromkeys((chart["bars"], chart["y"]) for chart in charts if "bars" in chart)
+    kinds = {chart["y"].partition(" (")[0]: chart["bars"] for chart in charts if "bars" in chart}
     if not kinds:
         return "Single runs: no bands."
-    if len({bars for bars, _ in kinds}) == 1:
-        return f"Bands and bars: {next(iter(kinds))[0]}."
-    told = "; ".join(f"{y.partition(' (')[0]}, {bars}" for bars, y in kinds)
-    return f"Bands and bars: of {told}."
+    if len(set(kinds.values())) == 1:
+        return f"Bands and bars: {next(iter(kinds.values()))}."
+    return f"Bands and bars: of {'; '.join(f'{y}, {bars}' for y, bars in kinds.items())}."
 
 
 def _equal_axes(charts: Sequence[Chart], axes: Sequence[Any]) -> None:
     """Give panels with the same quantity on an axis the same range: they are compared by eye."""
     for side in ("x", "y"):
-        alike: dict[tuple[Any, ...], list[Any]] = {}
+        alike: dict[str, Any] = {}
         for chart, axis in zip(charts, axes, strict=False):
-            key = (
-                chart[side],
-                chart[f"log_{side}"],
-                side == "x" and tuple(chart.get("x_names", ())),
-            )
-            alike.setdefault(key, []).append(axis)
-        for group in alike.values():
-            ends = [getattr(axis, f"get_{side}lim")() for axis in group]
-            for axis in group:
-                limits = min(low for low, _ in ends), max(high for _, high in ends)
-                getattr(axis, f"set_{side}lim")(*limits)
+            words = chart.get("x_names") if side == "x" else None
+            first = alike.setdefault(f"{chart[side]} {chart[f'log_{side}']} {words}", axis)
+            if first is not axis:
+                getattr(axis, f"share{side}")(first)
+                axis.autoscale(axis=side)
 
 
 def _panel(axis: Any, chart: Chart, looks: Mapping[str, int]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     names = chart.get("x_names")
-    if names:
-        axis.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=7.5)
     if "difference" in chart.get("bars", "") or "gain" in chart["y"]:
         axis.axhline(0.0, color="0.6", linewidth=0.8)
     for series in chart["series"]:
         number, points = looks[series["name"]], series["points"]
         xs, means = [p[0] for p in points], [p[1] for p in points]
         wide = [p[2] if len(p) > 2 else 0.0 for p in points]
-        colour, marker = _COLOURS[number], _MARKERS[number]
+        style = {"color": _COLOURS[number], "label": series["name"]}
         if names or len(points) == 1:  # marks with bars: there is nothing in between
-            style = {"color": colour, "fmt": marker, "markersize": 6 if names else 3}
+            bars = wide if any(wide) else None
+            size = 6 if names else 3
             axis.errorbar(
-                xs, means, wide if any(wide) else None, label=series["name"], capsize=2.5, **style
+                xs, means, bars, capsize=2.5, fmt=_MARKERS[number], markersize=size, **style
             )
             continue
         axis.plot(
             xs,
             means,
-            label=series["name"],
-            marker=marker,
+            marker=_MARKERS[number],
             markersize=3,
             markevery=max(1, len(xs) // 8),
             linewidth=1.3,
-            color=colour,
             linestyle=_DASHES[number],
+            **style,
         )
-        low = [mean - half for mean, half in zip(means, wide, strict=True)]
-        high = [mean + half for mean, half in zip(means, wide, strict=True)]
+        low, high = np.subtract(means, wide), np.add(means, wide)
         if chart["log_y"]:  # a band cannot reach below zero there
-            low = [max(value, mean / 10) for value, mean in zip(low, means, strict=True)]
-        axis.fill_between(xs, low, high, color=colour, alpha=0.13, linewidth=0)
+            low = np.maximum(low, np.divide(means, 10))
+        axis.fill_between(xs, low, high, color=_COLOURS[number], alpha=0.13, linewidth=0)
     axis.set_title(chart["title"], fontsize=9)
-    axis.set_xlabel(chart["x"])
-    axis.set_ylabel(chart["y"])
-    if chart["log_y"]:
-        axis.set_yscale("log")
-    places = {p[0] for series in chart["series"] for p in series["points"]}
-    if not names and max(places) > 2 and all(float(place).is_integer() for place in places):
-        axis.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10], integer=True))
-    if chart["log_x"]:
-        ticks = sorted(places)
+    axis.set(xlabel=chart["x"], ylabel=chart["y"], yscale="log" if chart["log_y"] else "linear")
+    places = sorted({p[0] for series in chart["series"] for p in series["points"]})
+    if names:
+        axis.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=7.5)
+    elif chart["log_x"]:
         axis.set_xscale("log")
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_xticks(places, [f"{place:g}" for place in places])
         axis.minorticks_off()
+    elif max(places) > 2 and all(float(place).is_integer() for place in places):
+        axis.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10], integer=True))
+
+
+def write_out(axis: Any) -> None:
+    """Write 1, 2 and 5 as numbers on a logarithmic axis with few powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log" and high / low < 200:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())

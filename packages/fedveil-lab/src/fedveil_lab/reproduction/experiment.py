@@ -65,7 +65,7 @@ class Experiment:
     `metric` is the figure whose mean stands in the table, in `unit`. What comes out is told in
     sentences (`findings`): rows that differ in the labels `compare` alone are held against the one
     whose first of them is `base`, or the best and the worst are named; also each at its `best_of`
-    some label; `along` is a figure that is followed from round to round.
+    some label.
     """
 
     name: str  # as typed: liang-table-1
@@ -82,7 +82,6 @@ class Experiment:
     compare: tuple[str, ...] = ()
     base: Label | None = None
     best_of: str = ""
-    along: str = ""
     quick_minutes: float = 3.0  # on two cores; told by `list`
     full_minutes: float = 30.0
     run: Callable[..., Outcome] | None = None  # in place of a federated run, where there is none
@@ -148,7 +147,7 @@ def read_pages(name: str) -> Iterator[Experiment]:
 
 
 _PLAIN = (
-    *("name", "paper", "title", "metric", "unit", "reading", "base", "best_of", "along"),
+    *("name", "paper", "title", "metric", "unit", "reading", "base", "best_of"),
     *("quick_seeds", "full_seeds", "quick_minutes", "full_minutes"),
 )
 

@@ -1,7 +1,7 @@
 """What comes out of an experiment, in sentences with numbers.
 
-An experiment names the labels that it compares, a base that all others are held against, and
-figures to follow along the rounds; rows that are alike in all other labels make one sentence.
+An experiment names the labels that it compares and a base that all others are held against; rows
+that are alike in all other labels make one sentence.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fedveil_lab.reproduction.runs import Row, paired
 
 
 def findings(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
-    """Return the sentences about finished rows: beside the paper, compared, and along the rounds.
+    """Return the sentences about finished rows: beside the paper, and compared.
 
     Args:
-        experiment: Says what is compared: `compare`, `base`, `best_of`, `along`.
+        experiment: Says what is compared: `compare`, `base`, `best_of`.
         rows: Cases with at least one finished run.
     """
     metric, found = experiment.metric, []
@@ -32,8 +32,6 @@ def findings(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
         found += _compared(experiment, rows, experiment.best_of)
     if experiment.compare:
         found += _compared(experiment, rows)
-    for row in rows if experiment.along else ():
-        found += _along(row, experiment.along)
     return found
 
 
@@ -81,17 +79,6 @@ def _gain(row: Row, base: Row, metric: str) -> str:
     if row is base or not gain.runs:
         return ""
     return f" ({gain.mean:+.2f}{'' if math.isnan(gain.error) else f' ± {gain.error:.2f}'})"
-
-
-def _along(row: Row, figure: str) -> Iterator[str]:
-    """Say where a figure starts, where it is lowest and where it ends."""
-    curve = [(number, spread.mean) for number, spread in row.curve(figure) if spread.runs]
-    if curve:
-        number, low = min(curve, key=lambda point: point[1])
-        yield (
-            f"{row.case.described()}: {figure.replace('_', ' ')} {curve[0][1]:.3g} at first, "
-            f"lowest {low:.3g} in round {number}, {curve[-1][1]:.3g} at the end"
-        )
 
 
 def _name(row: Row, labels: Sequence[str]) -> str:

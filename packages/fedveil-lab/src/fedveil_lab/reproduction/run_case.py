@@ -28,12 +28,12 @@ from fedveil.methods.registry import method_of
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.planning.recipe import Recipe, parse, with_defaults
 from fedveil.report.store import Outcome
-from fedveil.run.checkpoint import load_checkpoint, save_checkpoint
+from fedveil.run.directory import load_checkpoint, save_checkpoint
 from fedveil.run.evaluation import Evaluator, Metrics
 from fedveil.run.round_report import RoundReport
 from fedveil.run.run import Run, Speed
-from fedveil.training.engines.batched import as_tensor
 from fedveil.training.models.losses import example_losses
+from fedveil.training.models.tensors import as_tensor
 from fedveil.training.models.zoo import build
 from fedveil_lab.reproduction.case import (
     Case,
@@ -85,7 +85,6 @@ def run_case(
     seed: int,
     tick: Tick = lambda share: None,
     kept: Path | None = None,
-    adapt: Callable[[Method], Method] = lambda method: method,
 ) -> Outcome:
     """Train a case to its end: final metrics, the curve on the way, noise and both epsilons.
 
@@ -94,7 +93,6 @@ def run_case(
         seed: Draws cohorts, batches, noise and initial weights; who owns what stays.
         tick: Called after each round with the share that is done.
         kept: A file from which an interrupted run goes on; it is gone at the end.
-        adapt: Exchanges a part of the method that no recipe names.
     """
     began = time.perf_counter()
     federation, recipe = federation_of(case.data), recipe_of(case, seed)
@@ -102,7 +100,7 @@ def run_case(
     model = build(
         chosen.name, federation, hidden=chosen.hidden, input_norm=chosen.input_norm, seed=seed
     )
-    method = adapt(drawn_together(method_of(recipe)))
+    method = drawn_together(method_of(recipe))
     plan, cost = planned(method, federation, model, case.noise, seed)
     run = Run(
         plan,

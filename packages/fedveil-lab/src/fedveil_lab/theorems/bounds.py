@@ -8,70 +8,24 @@ constant may be measured on private data: they come from the user, or from publi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.core.arguments import count, fraction, not_negative, positive
 from fedveil.core.errors import ConfigError
-
-
-def noise_constant_laplace(
-    *,
-    dimension: int,
-    clients: int,
-    cohort: int,
-    epsilon: float,
-    gradient_sensitivity: float,
-    imbalance: float = 1.0,
-) -> float:
-    """C_M of the convergence bound for Laplace noise; growth with rounds has exponent z = 2.
-
-    `gradient_sensitivity` is 2*clip_norm for REPLACE, clip_norm for ZERO_OUT (L1).
-    """
-    _check(dimension, clients, gradient_sensitivity, imbalance)
-    count("cohort", cohort)
-    spread = gradient_sensitivity / (clients * positive("epsilon", epsilon))
-    return 8 * dimension * cohort * spread**2 * imbalance
-
-
-def noise_constant_gaussian(
-    *,
-    dimension: int,
-    clients: int,
-    epsilon: float,
-    delta: float,
-    gradient_sensitivity: float,
-    imbalance: float = 1.0,
-) -> float:
-    """C_M of the convergence bound for Gaussian noise; growth with rounds has exponent z = 1."""
-    _check(dimension, clients, gradient_sensitivity, imbalance)
-    std = gaussian_sigma(epsilon, delta) * gradient_sensitivity
-    return 4 * dimension * std**2 * imbalance / clients
+from fedveil_lab.reproduction.claims.claim import check
+from fedveil_lab.reproduction.claims.hu import convergence_terms
 
 
 def gaussian_sigma(epsilon: float, delta: float) -> float:
     """Standard deviation over sensitivity of the exact Gaussian mechanism."""
     from dp_accounting import gaussian_mechanism  # half a second that others need not wait
 
-    positive("epsilon", epsilon)
-    return float(gaussian_mechanism.get_sigma_gaussian(epsilon, check_delta(delta)))
-
-
-def check_delta(delta: float) -> float:
-    if fraction("delta", delta) == 1:
-        raise ConfigError("delta: must be above 0 and below 1, got 1")
-    return delta
-
-
-def _check(dimension: int, clients: int, sensitivity: float, imbalance: float) -> None:
-    count("dimension", dimension)
-    count("clients", clients)
-    positive("gradient_sensitivity", sensitivity)
-    if not (math.isfinite(imbalance) and imbalance >= 1):
-        raise ConfigError(f"imbalance = {imbalance}: N*sum(n^2)/(sum n)^2 cannot be below 1")
+    check("epsilon", epsilon)
+    check("delta", delta)
+    return float(gaussian_mechanism.get_sigma_gaussian(epsilon, delta))
 
 
 Numbers = NDArray[np.float64]
@@ -96,8 +50,6 @@ class FuBound:
     initial_distance: squared distance to the optimum at the start.
     noise_constant, growth: C_M and z; a round's averaged noise has variance of at most
         eta^2 * C_M * local_steps^2 * rounds^z (z = 2 Laplace, 1 Gaussian).
-    whole_participations: charge ceil(cohort*rounds/clients) participations, which is what noise
-        calibrated to a budget pays, instead of the fraction.
     noise_curve: pairs (rounds, C_M * rounds^z) from an accountant, in order; then the noise is read
         off between them and `noise_constant`, `growth` serve the rules of thumb only.
 
@@ -113,22 +65,17 @@ class FuBound:
     cohort: int
     noise_constant: float
     growth: float
-    whole_participations: bool = False
     noise_curve: tuple[tuple[float, float], ...] = ()
     name: ClassVar[str] = "fu"
     heuristic: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for name in ("strong_convexity", "smoothness", "gradient_bound", "initial_distance"):
-            positive(name, getattr(self, name))
-        for name in ("heterogeneity", "noise_constant"):
-            not_negative(name, getattr(self, name))
-        if not_negative("growth", self.growth) > 2:
+        _check(self, "heterogeneity", "noise_constant", "growth")
+        if self.growth > 2:
             raise ConfigError(
                 "growth: must be at most 2 (2 for Laplace noise, 1 for Gaussian), got "
                 f"{self.growth:g}"
             )
-        _check_cohort(self.clients, self.cohort)
         if self.strong_convexity > self.smoothness:
             raise ConfigError(
                 f"strong_convexity = {self.strong_convexity:g} is above smoothness = "
@@ -164,10 +111,7 @@ class FuBound:
             beyond = slope * np.maximum(0.0, wanted - known[-1])
             between: Numbers = np.exp(np.interp(wanted, known, values) + beyond)
             return between
-        charged = np.asarray(rounds, dtype=np.float64)
-        if self.whole_participations:
-            charged = np.ceil(charged * self.cohort / self.clients) * self.clients / self.cohort
-        variance: Numbers = self.noise_constant * charged**self.growth
+        variance: Numbers = self.noise_constant * np.asarray(rounds, np.float64) ** self.growth
         return variance
 
     @property
@@ -176,15 +120,6 @@ class FuBound:
         if self.cohort == self.clients:
             return 0.0
         return (self.clients - self.cohort) / ((self.clients - 1) * self.cohort)
-
-    def asymptotic_local_steps(self, total_steps: int) -> float:
-        """Theorem 5 with its constant: the best E for many steps, not rounded to a divisor."""
-        if self.growth <= 1:
-            return 1.0
-        drift = (8 + 4 * self.sampling_error) * self.gradient_bound**2
-        power = 1 / (self.growth + 1)
-        constant = math.pow((self.growth - 1) * self.noise_constant / (2 * drift), power)
-        return max(1.0, constant * math.pow(total_steps, self.growth * power))
 
 
 @dataclass(frozen=True)
@@ -216,13 +151,7 @@ class HuScore:
     )
 
     def __post_init__(self) -> None:
-        for name in ("initial_gap", "learning_rate", "smoothness", "gradient_bound", "epsilon"):
-            positive(name, getattr(self, name))
-        not_negative("gradient_variance", self.gradient_variance)
-        for name in ("batch_size", "records", "dimension", "honest_shares"):
-            count(name, getattr(self, name))
-        _check_cohort(self.clients, self.cohort)
-        check_delta(self.delta)
+        _check(self, "gradient_variance")
         _at_most("batch_size", self.batch_size, "records", self.records)
         _at_most("honest_shares", self.honest_shares, "cohort", self.cohort)
 
@@ -234,16 +163,18 @@ class HuScore:
 
     def with_variance(self, variance: Numbers, local_steps: Numbers, rounds: Numbers) -> Numbers:
         """The theorem for noise of this variance, where its condition on the rate holds."""
-        condition = self.learning_rate * self.smoothness
-        sampled = self.gradient_variance / self.batch_size
-        noisy = self.dimension * variance
-        drift = (local_steps - 1) * (2 * local_steps - 1) * condition**2 / 3
-        bound: Numbers = (
-            2 * self.initial_gap / (self.learning_rate * local_steps * rounds)
-            + condition * (sampled + noisy / self.cohort)
-            + drift * (2 * sampled + noisy * (self.cohort + 1) / self.cohort)
+        noise, drift = convergence_terms(
+            self.learning_rate,
+            self.smoothness,
+            self.gradient_variance,
+            self.batch_size,
+            self.dimension,
+            np.sqrt(variance),
+            self.cohort,
+            local_steps,
         )
-        return bound
+        start = 2 * self.initial_gap / (self.learning_rate * local_steps * rounds)
+        return np.asarray(start + noise + drift)
 
     def noise_variance(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
         """sigma^2 of the noise on every step's mean gradient that the budget asks for."""
@@ -272,11 +203,7 @@ class ChengScore:
     )
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "server_learning_rate", "epsilon"):
-            positive(name, getattr(self, name))
-        count("dimension", self.dimension)
-        _check_cohort(self.clients, self.cohort)
-        check_delta(self.delta)
+        _check(self)
 
     def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
         speed = self.server_learning_rate * self.learning_rate
@@ -291,9 +218,12 @@ class ChengScore:
         return result
 
 
-def _check_cohort(clients: int, cohort: int) -> None:
-    count("clients", clients)
-    _at_most("cohort", count("cohort", cohort), "clients", clients)
+def _check(score: FuBound | HuScore | ChengScore, *or_zero: str) -> None:
+    """Refuse numbers that a score's constants cannot be."""
+    for field in fields(score):
+        if field.type in ("int", "float"):
+            check(field.name, getattr(score, field.name), zero=field.name in or_zero)
+    _at_most("cohort", score.cohort, "clients", score.clients)
 
 
 def _at_most(name: str, value: int, limit: str, most: int) -> None:

@@ -1,4 +1,4 @@
-"""How many local steps and rounds: an exact search of a score, the rules of thumb, and advice."""
+"""How many local steps and rounds: an exact search of a score, and the papers' rules beside it."""
 
 from __future__ import annotations
 
@@ -42,19 +42,14 @@ def divisors(number: int) -> NDArray[np.int64]:
 
 def score_of(score: Score, local_steps: int, rounds: int) -> Iterations:
     """Return one choice with its score."""
-    count("local_steps", local_steps)
-    count("rounds", rounds)
-    value = score(np.array([float(local_steps)]), np.array([float(rounds)]))
+    counts = float(count("local_steps", local_steps)), float(count("rounds", rounds))
+    value = score(*(np.array([number]) for number in counts))
     return Iterations(local_steps, rounds, float(value[0]))
 
 
 def every_divisor(score: Score, total_steps: int) -> list[Iterations]:
     """Return all ways to split `total_steps` into rounds, by local steps, with their scores."""
-    steps = divisors(total_steps)
-    rounds = total_steps // steps
-    values = score(steps.astype(np.float64), rounds.astype(np.float64))
-    choices = zip(steps.tolist(), rounds.tolist(), values.tolist(), strict=True)
-    return [Iterations(*choice) for choice in choices]
+    return [score_of(score, int(e), total_steps // int(e)) for e in divisors(total_steps)]
 
 
 def best(
@@ -89,12 +84,13 @@ def best(
         steps = divisors(total_steps)
         turns = total_steps // steps
     else:
-        if count("max_steps", max_steps) > MOST_CHOICES * (local_steps or 1):
+        most = count("max_steps", max_steps)
+        if most > MOST_CHOICES * (local_steps or 1):
             raise ConfigError(f"max_steps = {max_steps}: too many choices to try. Lower it.")
-        lengths = np.arange(1, max_steps + 1)
+        lengths = np.arange(1, most + 1)
         if local_steps is not None:
             lengths = np.array([count("local_steps", local_steps)])
-        tried = max_steps // lengths  # numbers of rounds for each number of local steps
+        tried = most // lengths  # numbers of rounds for each number of local steps
         choices = int(tried.sum())
         if not 0 < choices <= MOST_CHOICES:
             cure = "Lower it, or give local_steps." if choices else "Raise it."
@@ -116,19 +112,15 @@ class Advice:
         score: What was searched.
         chosen: The answer; if both local steps and total were given, that choice as it stands.
         best: The best choice for the same total steps.
-        one_step: A round after every step, for the same total.
         rule_of_thumb: The literal T^(z/(z+1)) of Fu et al., for the same total; None for other
             scores.
-        asymptotic: The same rule with the constant that the paper leaves out.
         warnings: What speaks against the answer, a sentence each.
     """
 
     score: Score
     chosen: Iterations
     best: Iterations
-    one_step: Iterations
     rule_of_thumb: Iterations | None
-    asymptotic: Iterations | None
     warnings: tuple[str, ...]
 
     @property
@@ -136,37 +128,30 @@ class Advice:
         """The answer in words."""
         chosen, best, rule = self.chosen, self.best, self.rule_of_thumb
         text = (
-            f"{_times(chosen.local_steps, 'local step')} in each of "
-            f"{_times(chosen.rounds, 'round')} ({chosen.total_steps} steps): "
-            f"score {chosen.bound:.4g}"
+            f"{chosen.local_steps} local steps in each of {chosen.rounds} rounds "
+            f"({chosen.total_steps} steps): score {chosen.bound:.4g}"
         )
         if best != chosen:
-            text += (
-                f"; {best.local_steps} local steps and {best.rounds} rounds would score "
-                f"{best.bound:.4g}"
-            )
+            text += f"; {best.local_steps} in each of {best.rounds} would score {best.bound:.4g}"
         if rule is not None and rule != best:
-            worse = rule.bound / best.bound
             text += (
-                f"; the rule of thumb ({rule.local_steps} local steps) is {worse:.3g} times worse"
+                f"; the rule of thumb ({rule.local_steps} local steps) is "
+                f"{rule.bound / best.bound:.3g} times worse"
             )
         return text + "."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
-        others = ("best", "rule_of_thumb", "asymptotic", "one_step")
+        rule = self.rule_of_thumb
         return {
-            **self._choice(self.chosen),
+            **vars(self.chosen),
             "score": self.score.name,
             "heuristic": self.score.heuristic or None,
-            **{name: (c := getattr(self, name)) and self._choice(c) for name in others},
+            "best": vars(self.best),
+            "rule_of_thumb": rule and vars(rule),
             "warnings": list(self.warnings),
             "sentence": self.sentence,
         }
-
-    def _choice(self, choice: Iterations) -> dict[str, Any]:
-        worse = choice.bound / self.best.bound
-        return {**vars(choice), "total_steps": choice.total_steps, "times_worse": worse}
 
 
 def advise(
@@ -176,7 +161,7 @@ def advise(
     local_steps: int | None = None,
     max_steps: int | None = None,
 ) -> Advice:
-    """Search a score (`best`), and hold the answer against the papers' rules at the same total.
+    """Search a score (`best`), and hold the answer against Fu's rule at the same total.
 
     Raises:
         ConfigError: Both a total and the largest total to try are given, or nothing can be found.
@@ -185,11 +170,11 @@ def advise(
         raise ConfigError("max_steps: bounds a search for the total; leave it or total_steps out")
     limit = DEFAULT_MAX_STEPS if max_steps is None else max_steps
     chosen = best(score, total_steps=total_steps, local_steps=local_steps, max_steps=limit)
-    total, warnings = chosen.total_steps, list[str]()
-    literal = asymptotic = None
+    total, rule, warnings = chosen.total_steps, None, list[str]()
     if isinstance(score, FuBound):
-        literal = _at_divisor(score, total, float(total) ** (score.growth / (score.growth + 1)))
-        asymptotic = _at_divisor(score, total, score.asymptotic_local_steps(total))
+        choices, wanted = divisors(total), float(total) ** (score.growth / (score.growth + 1))
+        nearest = int(choices[np.argmin(np.abs(choices - wanted))])
+        rule = score_of(score, nearest, total // nearest)
         if chosen.bound >= score.initial_distance:
             warnings.append(
                 f"the bound does not fall below the initial distance {score.initial_distance:g}: "
@@ -198,15 +183,4 @@ def advise(
             )
         if total_steps is None and total > limit - chosen.local_steps:
             warnings.append(f"the best total is the largest tried, {total}: raise max_steps")
-    at_total, one_step = best(score, total_steps=total), score_of(score, 1, total)
-    return Advice(score, chosen, at_total, one_step, literal, asymptotic, tuple(warnings))
-
-
-def _at_divisor(score: Score, total_steps: int, wanted: float) -> Iterations:
-    choices = divisors(total_steps)
-    nearest = int(choices[np.argmin(np.abs(choices - wanted))])
-    return score_of(score, nearest, total_steps // nearest)
-
-
-def _times(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return Advice(score, chosen, best(score, total_steps=total), rule, tuple(warnings))

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedveil.core.arrays import Ints
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
 from fedveil.data.federation import Examples, Federation, Task
@@ -132,39 +132,45 @@ class _Worlds:
     """The worlds that the guarantee is about, and what a model says of each unit."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._pool = plan, plan.federation
-        guarantee, federation = plan.guarantee, plan.federation
+        guarantee, self._pool = plan.guarantee, plan.federation
         self.unit = Unit.CLIENT if guarantee is None else guarantee.unit
-        if self.unit is Unit.PERSON:
-            raise ConfigError(
-                "attack: membership of persons is not tried yet. Attack the recipe for unit record."
-            )
-        self._pairs: list[Any] = []
-        if guarantee is None or guarantee.adjacency is Adjacency.REPLACE:
+        train, offsets = self._pool.train, self._pool.offsets
+        owners = np.repeat(np.arange(self._pool.clients), np.diff(offsets))
+        rows = np.arange(len(train))
+        if self.unit is Unit.CLIENT:
+            rows = owners
+        elif self.unit is Unit.PERSON and train.persons is not None:
+            rows = np.unique(train.persons, return_inverse=True)[1]
+        self._unit_of, self._owners = rows, owners
+        self.units, self._seen = int(rows.max()) + 1, np.arange(int(rows.max()) + 1)
+        self._replaced = guarantee is None or guarantee.adjacency is Adjacency.REPLACE
+        self.without = "it sends nothing" if self.unit is Unit.CLIENT else "it is left out"
+        self._plan = plan
+        if self._replaced:
             self.without = f"another {self.unit} is in its place"
-            self._pairs = _pairs(federation, self.unit)
-            self.units = len(self._pairs)
-            self._plan = replace(plan, federation=self._chosen(np.ones(self.units, np.bool_)))
-        elif self.unit is Unit.CLIENT:
-            self.without, self.units = "it sends nothing", federation.clients
-        else:
-            self.without, self.units = "it is left out", len(federation.train)
+            if self.unit is Unit.PERSON:
+                raise ConfigError("attack: persons who replace one another are not tried")
+            self._pairs = _pairs(rows, owners if self.unit is Unit.RECORD else rows // 2)
+            self.units, self._seen = len(self._pairs), self._pairs.reshape(-1)
+            chosen = self._chosen(np.ones(self.units, np.bool_))
+            self._plan = replace(plan, federation=chosen)
         self.guarantee = self._plan.guarantee
 
     def present(self, coins: Bools) -> Bools:
         """Which units are in: where one takes another's place, both are units."""
-        return coins if not self._pairs else np.stack([coins, ~coins], axis=1).reshape(-1)
+        return np.stack([coins, ~coins], axis=1).reshape(-1) if self._replaced else coins
 
     def train(self, coins: Bools, seed: int) -> tuple[Tensor, float]:
-        federation, left_out = self._pool, not self._pairs and self.unit is Unit.RECORD
-        if self._pairs:
+        federation, silent = self._pool, not self._replaced and self.unit is Unit.CLIENT
+        if self._replaced:
             federation = self._chosen(coins)
-        elif left_out:  # an unusable record has no gradient, and keeps its place and its coins
-            usable = federation.train.usable
-            usable = coins if usable is None else coins & usable
+        elif not silent:  # an unusable record has no gradient, and keeps its place and its coins
+            usable = coins[self._unit_of]
+            if federation.train.usable is not None:
+                usable &= federation.train.usable
             federation = replace(federation, train=replace(federation.train, usable=usable))
         run = Run(replace(self._plan, seed=seed, federation=federation), every=_NEVER)
-        if not self._pairs and not left_out:
+        if silent:
             run.engine = StandIns(run, coins)
         try:
             for _ in run:
@@ -174,12 +180,10 @@ class _Worlds:
             run.close()
 
     def scores(self, weights: Tensor) -> Floats:
-        """How sure the model is of each unit's labels, as a log-odds ratio."""
-        sure = self._confidence(weights, self._pool.train)
-        if self.unit is Unit.RECORD:
-            return sure if not self._pairs else sure[np.concatenate(self._pairs)]
-        means = np.add.reduceat(sure, self._pool.offsets[:-1]) / self._pool.sizes
-        return means if not self._pairs else means[: 2 * self.units]
+        """How sure the model is of each unit's labels, as a log-odds ratio: the mean of its own."""
+        sure = np.bincount(self._unit_of, self._confidence(weights, self._pool.train))
+        means: Floats = (sure / np.bincount(self._unit_of))[self._seen]
+        return means
 
     def public(self, weights: Tensor) -> Floats:
         test = self._pool.test
@@ -188,20 +192,11 @@ class _Worlds:
 
     def _chosen(self, coins: Bools) -> Federation:
         """The federation in which one of each pair takes part."""
-        pool = self._pool
-        if self.unit is Unit.CLIENT:
-            clients = 2 * np.arange(self.units) + ~coins
-            parts = [np.arange(pool.offsets[c], pool.offsets[c + 1]) for c in clients]
-        else:
-            taken = np.array(
-                [pair[int(not coin)] for pair, coin in zip(self._pairs, coins, strict=True)]
-            )
-            owners = np.searchsorted(pool.offsets, taken, side="right") - 1
-            parts = [taken[owners == client] for client in np.unique(owners)]
-        sizes = [len(part) for part in parts]
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        train = pool.train.take(np.concatenate(parts))
-        return replace(pool, train=train, offsets=offsets, owners=None, verified=True)
+        taken = np.isin(self._unit_of, np.where(coins, *self._pairs.T))
+        sizes = np.bincount(self._owners[taken])
+        offsets = np.concatenate([[0], np.cumsum(sizes[sizes > 0])]).astype(np.int64)
+        train = self._pool.train.take(np.flatnonzero(taken))
+        return replace(self._pool, train=train, offsets=offsets, owners=None, verified=True)
 
     @torch.inference_mode()
     def _confidence(self, weights: Tensor, examples: Examples) -> Floats:
@@ -219,19 +214,15 @@ class _Worlds:
         return np.concatenate(found)
 
 
-def _pairs(federation: Federation, unit: Unit) -> list[Any]:
-    """Units of which one takes the other's place: neighbours, of the same client if records."""
-    if unit is Unit.CLIENT:
-        pairs = [np.array([2 * i, 2 * i + 1]) for i in range(federation.clients // 2)]
-    else:
-        pairs = [
-            np.array([row, row + 1])
-            for begin, end in zip(federation.offsets[:-1], federation.offsets[1:], strict=True)
-            for row in range(int(begin), int(end) - 1, 2)
-        ]
-    if len(pairs) < 2:
-        raise ConfigError(f"attack: too few {unit}s to take each other's place")
-    return pairs
+def _pairs(units: Ints, groups: Ints) -> Ints:
+    """Units of which one takes the other's place, `[pairs, 2]`: neighbours of the same group."""
+    first, at = np.unique(units, return_index=True)
+    group = groups[at]
+    place = np.arange(len(first)) - np.searchsorted(group, group)  # within the group
+    left = first[:-1][(place[:-1] % 2 == 0) & (group[:-1] == group[1:])]
+    if len(left) < 2:
+        raise ConfigError("attack: too few units to take each other's place")
+    return np.stack([left, left + 1], axis=1)
 
 
 def _lira(scores: Floats, there: Bools) -> Floats:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import ConfigError
-from fedveil_lab.audit.check import flower, nvflare, opacus, tf_privacy
+from fedveil_lab.audit.check import flower, opacus
 from fedveil_lab.audit.check.finding import Finding, Settings
-from fedveil_lab.audit.check.source import Call, SourceFile, read
+from fedveil_lab.audit.check.source import read
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,6 @@ _ADAPTIVE = Part(
     ),
     flower.adaptive_clipping,
 )  # fmt: skip
-_KERAS = Part(
-    ("l2_norm_clip", "noise_multiplier", "num_microbatches", "gradient_accumulation_steps"),
-    tf_privacy.dp_sgd,
-)
-_VECTORIZED = Part(("l2_norm_clip", "noise_multiplier", "num_microbatches"), tf_privacy.dp_sgd)
 
 PARTS: dict[str, Part] = {
     "DifferentialPrivacyServerSideFixedClipping": _FIXED,
@@ -45,36 +40,23 @@ PARTS: dict[str, Part] = {
     "LocalDpMod": Part(("clipping_norm", "sensitivity", "epsilon", "delta"), flower.local_dp),
     "make_private": Part((), opacus.make_private),
     "make_private_with_epsilon": Part((), opacus.make_private),
-    "SVTPrivacy": Part(("fraction", "epsilon", "noise_var", "gamma", "tau"), nvflare.svt),
-    "PercentilePrivacy": Part(("percentile", "gamma"), nvflare.percentile),
-    "ExcludeVars": Part(("exclude_vars",), nvflare.exclude),
-    "StatisticsPrivacyFilter": Part(("result_cleanser_ids",), nvflare.statistics),
-    "DPKerasSGDOptimizer": _KERAS,
-    "DPKerasAdamOptimizer": _KERAS,
-    "DPKerasAdagradOptimizer": _KERAS,
-    "VectorizedDPKerasSGDOptimizer": _VECTORIZED,
-    "VectorizedDPKerasAdamOptimizer": _VECTORIZED,
-    "VectorizedDPKerasAdagradOptimizer": _VECTORIZED,
-    "DPModel": _VECTORIZED,
-    "DPSequential": _VECTORIZED,
-    "compute_dp_sgd_privacy": Part(
-        ("n", "batch_size", "noise_multiplier", "epochs", "delta"), tf_privacy.dp_sgd
-    ),
 }
 _ENGINE = "PrivacyEngine"  # its own arguments belong to the call that follows it
 
 
 def check(path: Path, said: Mapping[str, Any]) -> tuple[Finding, ...]:
     """A finding for each part that is known here; `said` completes or overrides the file."""
-    source = read(path)
-    engine = next((call.named for call in source.calls if call.name == _ENGINE), {})
+    calls = read(path)
+    engine = next((call.named for call in calls if call.name == _ENGINE), {})
     found: dict[tuple[Any, ...], Finding] = {}
-    for call in source.calls:
+    for call in calls:
         if call.name not in PARTS:
             continue
         if call.name.startswith("make_private"):
             call = replace(call, named={**engine, **call.named})
-        finding = _examine(call, source, said)
+        part = PARTS[call.name]
+        finding = part.examine(Settings(call, part.arguments, calls, said))
+        finding = replace(finding, part=call.name, where=call.where)
         found.setdefault((finding.part, finding.settings, finding.proved), finding)
     if not found:
         raise ConfigError(
@@ -82,9 +64,3 @@ def check(path: Path, said: Mapping[str, Any]) -> tuple[Finding, ...]:
             "if it is made elsewhere, check that file"
         )
     return tuple(found.values())
-
-
-def _examine(call: Call, source: SourceFile, said: Mapping[str, Any]) -> Finding:
-    part = PARTS[call.name]
-    finding = part.examine(Settings(call, part.arguments, source, said))
-    return replace(finding, part=call.name, where=call.where)

@@ -13,7 +13,7 @@ from fedveil.privacy.accounting import account
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import Everyone, Sampling
-from fedveil_lab.audit.check.source import Call, SourceFile, Unknown
+from fedveil_lab.audit.check.source import Call, Unknown
 
 FLOATING_POINT = (
     "noise is drawn and added in floating point: its low-order bits may tell what it hides, and "
@@ -25,19 +25,8 @@ NOT_FINITE = (
 )
 
 
-# What a call depends on and does not say, with the names that systems give it.
-AROUND = {
-    "rounds": ("num_rounds", "num_server_rounds"),
-    "delta": ("target_delta",),
-    "clients": ("num_clients", "num_supernodes"),
-    "fraction_train": ("fraction_fit",),
-    "min_train_nodes": ("min_fit_clients",),
-    "largest_share": (),
-    "examples": ("num_examples", "number_of_examples", "n"),
-    "batch_size": (),
-    "epochs": ("num_epochs", "n_epochs"),
-    "parameters": ("num_parameters",),
-}
+# What a call depends on, with other names for it; what it does not say has to be said.
+ALSO = {"delta": "target_delta", "epochs": "n_epochs"}
 
 
 @dataclass(frozen=True)
@@ -80,70 +69,46 @@ class Finding:
 
 
 class Settings:
-    """The arguments of one call and what stands around it, with a note of where each came from."""
+    """The arguments of one call, with a note of where each came from."""
 
     def __init__(
-        self, call: Call, names: tuple[str, ...], source: SourceFile, said: Mapping[str, Any]
+        self,
+        call: Call,
+        names: tuple[str, ...],
+        calls: Collection[Call],
+        said: Mapping[str, Any],
     ):
-        self._call, self._source, self._said = call, source, said
+        self._call, self._said = call, said
+        self._made = [one.name for one in calls]
         self._given = dict(zip(names, call.positional, strict=False)) | dict(call.named)
         self.call, self.used = call.name, dict[str, tuple[Any, str]]()
 
     def value(self, name: str, default: Any = ...) -> Any:
         """Return a setting by name; what is said on the command line comes first.
 
-        An argument of the call, or if `AROUND` has the name, a value that stands anywhere in the
-        file.
-
         Args:
             name: The setting.
             default: What it is if nobody says; without one it has to be said.
 
         Raises:
-            ConfigError: It is not known, or ambiguous.
+            ConfigError: It is not known.
         """
         if name in self._said:
             return self._use(name, self._said[name], "said")
-        words = (name, *AROUND.get(name, ()))
-        if self._call.hidden and not any(word in self._given for word in words):
-            raise ConfigError(
-                f"{name}: it may be in {self._call.hidden} of {self._call.where}; "
-                f"say --set {name}=VALUE"
-            )
-        return self._around(words, default) if name in AROUND else self._argument(name, default)
-
-    def _argument(self, name: str, default: Any) -> Any:
-        value = self._given.get(name, default)
+        call, word = self._call, name if name in self._given else ALSO.get(name, name)
+        say = f"say --set {name}=VALUE"
+        if word not in self._given:
+            if call.hidden:
+                raise ConfigError(f"{name}: it may be in {call.hidden} of {call.where}; {say}")
+            if default is ...:
+                raise ConfigError(f"{name}: {call.name} depends on it; {say}")
+            return default if default is None else self._use(name, default, "its default")
+        value, origin = self._given[word], call.where
         if isinstance(value, Unknown):
-            raise ConfigError(
-                f"{name}: {self._source.path.name} has {value.text!r}; say --set {name}=VALUE"
-            )
-        if value is ...:
-            raise ConfigError(f"{name}: {self._call.name} needs it; say --set {name}=VALUE")
-        origin = self._call.where or "the file" if name in self._given else "its default"
-        if name in self._call.texts:
-            origin += f": {self._call.texts[name]}"
+            raise ConfigError(f"{name}: {call.where} has {value.text!r}; {say}")
+        if word in call.texts:
+            origin += f": {call.texts[word]}"
         return self._use(name, value, origin)
-
-    def _around(self, words: tuple[str, ...], default: Any) -> Any:
-        name = words[0]
-        given = next((word for word in words if word in self._given), None)
-        if given is not None:
-            return self._use(name, self._argument(given, ...), self._call.where or "the file")
-        found = {
-            (value.text if isinstance(value, Unknown) else value, where)
-            for word in words
-            for value, where in self._source.values.get(word, ())
-            if isinstance(value, (int, float, Unknown)) and not isinstance(value, bool)
-        }
-        if len({value for value, _ in found}) > 1 or any(isinstance(v, str) for v, _ in found):
-            told = " and ".join(f"{v} ({w})" for v, w in sorted(found, key=str))
-            raise ConfigError(f"{name}: the file has {told}; say --set {name}=VALUE")
-        if found:
-            return self._use(name, *min(found, key=str))
-        if default is ...:
-            raise ConfigError(f"{name}: not in {self._source.path.name}; say --set {name}=VALUE")
-        return default if default is None else self._use(name, default, "assumed")
 
     def number(self, name: str, default: Any = ...) -> float:
         """Return a setting that is a finite number."""
@@ -170,7 +135,7 @@ class Settings:
 
     def made(self, names: Collection[str]) -> str:
         """The first of these classes or functions that the file uses; empty if none."""
-        return next((call.name for call in self._source.calls if call.name in names), "")
+        return next((name for name in self._made if name in names), "")
 
     def table(self) -> tuple[tuple[str, Any, str], ...]:
         return tuple((name, value, origin) for name, (value, origin) in self.used.items())
@@ -190,9 +155,15 @@ def proved(
     adjacency: Adjacency,
     trust: Trust = Trust.CENTRAL,
     sampling: Sampling | None = None,
+    contributions: int | None = None,
 ) -> Proved:
-    """Gaussian noise, `rounds` times; no credit for sampling unless a sampler is given."""
-    model = PrivacyModel(unit, adjacency, trust, arithmetic=Arithmetic.IDEALISED)
+    """Gaussian noise, `rounds` times; no credit for sampling unless a sampler is given.
+
+    A person makes up to `contributions` to a sum.
+    """
+    model = PrivacyModel(
+        unit, adjacency, trust, arithmetic=Arithmetic.IDEALISED, contributions=contributions
+    )
     release = Release(Gaussian(noise_multiplier), sampling or Everyone(), rounds)
     try:
         return Proved(what, account([release], privacy_model=model, delta=delta).epsilon)

@@ -23,6 +23,10 @@ from fedveil_lab.audit.check.finding import (
 SYSTEM = "Opacus 1.6.0"
 
 _ACCOUNTANTS = ("prv", "rdp", "gdp")
+_PERSONS = (
+    "persons with several examples: the engine protects one example, and a person's epsilon is "
+    "larger (say --set records_per_person=N)",
+)
 _DISTRIBUTED = (
     "DifferentiallyPrivateDistributedDataParallel", "DPDDP", "DistributedDataParallel", "DDP",
     "FSDP2Wrapper", "fully_shard",
@@ -75,6 +79,8 @@ def make_private(settings: Settings) -> Finding:
     claim = f"data sets that differ in one example, Poisson batches at rate 1/{counts.steps}"
     why, steps = [], counts.steps * epochs * rounds
     zeroed, replaced = "one record's gradient zeroed", "one record replaced"
+    most = settings.count("records_per_person", 1)
+    person = f"all of one person's records zeroed, at most {most}"
     if rounds > 1:
         why.append(
             f"an engine that is made anew in each of {rounds} rounds forgets the earlier ones"
@@ -101,6 +107,8 @@ def make_private(settings: Settings) -> Finding:
             Proved(added, math.inf if moved else drawn.epsilon),
             _replaced(f"{replaced}, Poisson batches", z, counts.batches, steps, delta),
         ]
+        if most > 1:
+            answer.append(_poisson(person, z, counts.batches, steps, delta, most))
         if moved:
             why.append(
                 "one record added or removed is not covered, because the number of examples sets "
@@ -115,11 +123,14 @@ def make_private(settings: Settings) -> Finding:
             _unsampled(f"{what}, its batches known", z, epochs * rounds, delta, adjacency)
             for what, adjacency in ((zeroed, Adjacency.ZERO_OUT), (replaced, Adjacency.REPLACE))
         ]
+        if most > 1:
+            times = epochs * rounds
+            answer.append(_unsampled(person, z / most, times, delta, Adjacency.ZERO_OUT))
     if accountant == "gdp" and target is None:
         why.append("the gdp accountant uses a limit for many steps and may report too little")
     return Finding(
         SYSTEM, "", "", settings.table(), f"{claim} ({accountant})", claimed, delta, tuple(answer),
-        tuple(why), (FLOATING_POINT, NOT_FINITE),
+        tuple(why), (FLOATING_POINT, NOT_FINITE, *(_PERSONS if most == 1 else ())),
     )  # fmt: skip
 
 
@@ -140,15 +151,19 @@ def _moved(counts: _Counts, examples: int, batch: int, *, mean: bool) -> str:
     return "; ".join(changes)
 
 
-def _poisson(what: str, z: float, batches: int, steps: int, delta: float) -> Proved:
+def _poisson(
+    what: str, z: float, batches: int, steps: int, delta: float, most: int | None = None
+) -> Proved:
+    """One record, or a person with up to `most` of them, each drawn by a coin of its own."""
     return proved(
         what,
         z,
         steps,
         delta,
-        unit=Unit.RECORD,
+        unit=Unit.RECORD if most is None else Unit.PERSON,
         adjacency=Adjacency.ZERO_OUT,
         sampling=Poisson(1 / batches),
+        contributions=most,
     )
 
 

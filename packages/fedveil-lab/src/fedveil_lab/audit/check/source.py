@@ -8,7 +8,6 @@ values, a name that the file gives one value, the default of a command-line opti
 from __future__ import annotations
 
 import ast
-import json
 import operator
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ _OPERATORS: dict[type[ast.AST], Any] = {
     ast.FloorDiv: operator.floordiv,
     ast.Pow: operator.pow,
 }
-_FLAGS = ("store_true", "store_false")  # actions of options that are given or not
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 @dataclass(frozen=True)
@@ -43,76 +42,38 @@ class Call:
     name: str
     positional: tuple[Any, ...]
     named: Mapping[str, Any]
-    line: int | None = None
+    line: int
     texts: Mapping[str, str] = field(default_factory=dict)  # of arguments that are no literals
     hidden: str = ""  # *args or **kwargs that are not followed: anything may be in them
 
     @property
     def where(self) -> str:
-        return "" if self.line is None else f"line {self.line}"
+        return f"line {self.line}"
 
 
-@dataclass(frozen=True)
-class SourceFile:
-    """All calls of a file, and every value that a name has in it, with where it stands."""
-
-    path: Path
-    calls: tuple[Call, ...]
-    values: Mapping[str, tuple[tuple[Any, str], ...]] = field(default_factory=dict)
-
-
-def read(path: Path) -> SourceFile:
-    """The calls and values of a Python, JSON or TOML file."""
+def read(path: Path) -> tuple[Call, ...]:
+    """All calls of a Python file."""
+    if path.suffix != ".py":
+        raise ConfigError(f"{path}: need a .py file")
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".py":
-            return _python(path, ast.parse(text))
-        if path.suffix == ".json":
-            return _document(path, json.loads(text))
-        if path.suffix == ".toml":
-            return _document(path, tomllib.loads(text))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    raise ConfigError(f"{path}: need a .py, .json or .toml file")
-
-
-def _document(path: Path, document: Any) -> SourceFile:
-    """Every object with a class in it: NVFlare's `path` or `name` with `args`, or our `class`."""
-    calls: list[Call] = []
-    values: dict[str, list[tuple[Any, str]]] = {}
-
-    def walk(node: Any) -> None:
-        if isinstance(node, list):
-            for item in node:
-                walk(item)
-        if not isinstance(node, dict):
-            return
-        made = node.get("class") or node.get("path") or node.get("name")
-        if isinstance(made, str):
-            given = node.get("args", {key: node[key] for key in node if key != "class"})
-            if isinstance(given, dict):
-                calls.append(Call(made.rsplit(".", 1)[-1], (), given))
-        for key, item in node.items():
-            if isinstance(item, (int, float, str)):
-                name = key.replace("-", "_").lower()
-                values.setdefault(name, []).append((item, f"{key} in {path.name}"))
-            walk(item)
-
-    walk(document)
-    return SourceFile(path, tuple(calls), {name: tuple(found) for name, found in values.items()})
-
-
-def _python(path: Path, tree: ast.Module) -> SourceFile:
     known = _Values(_app_config(path), tree)
-    for _ in range(3):  # a name may stand for another one
-        known.learn(tree)
-    calls, aliases = [], _aliases(tree)
+    aliases = {
+        one.asname: one.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for one in node.names
+        if one.asname is not None
+    }
+    calls = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (name := _last_name(node.func)):
-            name = aliases.get(name, name)
-            named, hidden = _keywords(node, tree)
-            starred = [one for one in node.args if isinstance(one, ast.Starred)]
-            hidden += [ast.unparse(one) for one in starred]
+            named = {word.arg: word.value for word in node.keywords if word.arg}
+            starred = [one.value for one in node.args if isinstance(one, ast.Starred)]
+            stars = [f"*{ast.unparse(one)}" for one in starred]
+            stars += [f"**{ast.unparse(word.value)}" for word in node.keywords if not word.arg]
             given = () if starred else tuple(known.of(one) for one in node.args)
             texts = {
                 word: ast.unparse(value)
@@ -120,179 +81,92 @@ def _python(path: Path, tree: ast.Module) -> SourceFile:
                 if not isinstance(value, ast.Constant)
             }
             values = {word: known.of(value) for word, value in named.items()}
-            calls.append(Call(name, given, values, node.lineno, texts, ", ".join(hidden)))
-    return SourceFile(path, tuple(calls), known.seen())
-
-
-def _aliases(tree: ast.Module) -> dict[str, str]:
-    """Names that imports give to classes and functions."""
-    return {
-        one.asname: one.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for one in node.names
-        if one.asname is not None
-    }
-
-
-def _keywords(call: ast.Call, tree: ast.Module) -> tuple[dict[str, ast.expr], list[str]]:
-    """Arguments by name, those of a `**dictionary` that is written out too; and other `**`."""
-    named: dict[str, ast.expr] = {}
-    hidden = []
-    for word in call.keywords:
-        if word.arg:
-            named[word.arg] = word.value
-        elif (pairs := _dictionary(word.value, tree)) is None:
-            hidden.append(f"**{ast.unparse(word.value)}")
-        else:
-            named |= pairs
-    return named, hidden
-
-
-def _dictionary(node: ast.expr, tree: ast.Module) -> dict[str, ast.expr] | None:
-    """A dictionary that is written out, here or where its name is assigned for the only time."""
-    if isinstance(node, ast.Name):
-        set_to = [
-            one.value
-            for one in ast.walk(tree)
-            if isinstance(one, ast.Assign) and node.id in map(_last_name, one.targets)
-        ]
-        changed = any(  # kw["x"] = 1, kw.update(...)
-            isinstance(one, (ast.Subscript, ast.Attribute)) and _last_name(one.value) == node.id
-            for one in ast.walk(tree)
-        )
-        plain = len(set_to) == 1 and not changed and not isinstance(set_to[0], ast.Name)
-        return _dictionary(set_to[0], tree) if plain else None
-    if isinstance(node, ast.Call) and _last_name(node.func) == "dict" and not node.args:
-        named = {word.arg: word.value for word in node.keywords if word.arg}
-        return named if len(named) == len(node.keywords) else None
-    if isinstance(node, ast.Dict):
-        keys = [one.value if isinstance(one, ast.Constant) else None for one in node.keys]
-        known = dict(zip(keys, node.values, strict=True))
-        return {str(k): v for k, v in known.items()} if None not in known else None
-    return None
+            name = aliases.get(name, name)
+            calls.append(Call(name, given, values, node.lineno, texts, ", ".join(stars)))
+    return tuple(calls)
 
 
 class _Values:
     """Names of one file and what they stand for, wherever they are assigned."""
 
     def __init__(self, config: Mapping[str, Any], tree: ast.Module) -> None:
-        self._names: dict[str, dict[str, Any]] = {
-            name.replace("-", "_"): {f"{name} in pyproject.toml": value}
-            for name, value in config.items()
-        }
+        self._names: dict[str, list[Any]] = {}
         self._config = config
-        self._free = set(_without_default(tree))  # what they are, only a caller knows
-
-    def learn(self, tree: ast.Module) -> None:
-        for node in ast.walk(tree):
-            for name, value in _given(node):
-                where = f"line {getattr(value, 'lineno', '?')}"
-                found = self.of(value)
-                # A keyword that is not known says nothing; a name that is set to it is not known.
-                if not (isinstance(found, Unknown) and isinstance(node, ast.Call)):
-                    self._names.setdefault(name.replace("-", "_"), {})[where] = found
-            for name in _changed(node):
-                unknown = Unknown(ast.unparse(node).split("\n")[0])
-                self._names.setdefault(name, {})[f"line {node.lineno}"] = unknown  # type: ignore[attr-defined]
-
-    def seen(self) -> dict[str, tuple[tuple[Any, str], ...]]:
-        found: dict[str, list[tuple[Any, str]]] = {}
-        for name, places in self._names.items():
-            for where, value in places.items():
-                found.setdefault(name.lower(), []).append((value, where))
-        return {name: tuple(values) for name, values in found.items()}
+        self._free = {  # parameters without a default: what they are, only a caller knows
+            one.arg
+            for node in ast.walk(tree)
+            if isinstance(node, _FUNCTIONS)
+            for one, default in _parameters(node.args)
+            if default is None
+        }
+        given = [pair for node in ast.walk(tree) for pair in _given(node)]
+        for _ in range(3):  # a name may stand for another one
+            found: dict[str, list[Any]] = {}
+            for name, value in given:
+                found.setdefault(name.replace("-", "_"), []).append(self.of(value))
+            self._names = found
 
     def of(self, node: ast.expr) -> Any:
         """The value of an expression, or `Unknown`."""
-        unknown = Unknown(ast.unparse(node))
+        unknown = Unknown(ast.unparse(node).split("\n")[0])
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return _number(lambda x: -x, unknown, self.of(node.operand))
+            return _number(operator.neg, unknown, self.of(node.operand))
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             apply = _OPERATORS[type(node.op)]
             return _number(apply, unknown, self.of(node.left), self.of(node.right))
         if isinstance(node, ast.Call) and _last_name(node.func) in ("int", "float"):
             kind = int if _last_name(node.func) == "int" else float
             return _number(kind, unknown, *map(self.of, node.args))
-        if isinstance(node, ast.Name) and node.id in self._free:
-            return unknown
         if isinstance(node, (ast.Name, ast.Attribute)):
-            places = self._names.get(_last_name(node), {})
-            values = {repr(value) for value in places.values()}
-            return next(iter(places.values())) if len(values) == 1 else unknown
+            if isinstance(node, ast.Name) and node.id in self._free:
+                return unknown
+            values = self._names.get(_last_name(node), [])
+            return values[0] if len(set(map(repr, values))) == 1 else unknown
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             return self._config.get(str(node.slice.value), unknown)
         return unknown
 
 
 def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names that this node gives a value: an assignment, a default, an option, a keyword."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
+    """Names that this node gives a value: an assignment, a default or an option.
+
+    A name in a loop, a tuple or an assignment such as `+=` gets a value that is not followed: a
+    starred expression, which nothing knows.
+    """
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, (ast.Name, ast.Attribute)):
                 yield _last_name(target), node.value
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        yield _last_name(node.target), node.value
+            else:
+                yield from _not_followed(target, node)
+    elif isinstance(node, (ast.AugAssign, ast.For)):
+        yield from _not_followed(node.target, node)
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        yield from _defaults(node.args)
-    elif isinstance(node, ast.Call):
-        if _last_name(node.func) == "add_argument":
-            flags = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
-            names = [flag.lstrip("-") for flag in flags if flag.startswith("--")]
-            for word in node.keywords:
-                if word.arg == "dest" and isinstance(word.value, ast.Constant):
-                    names = [str(word.value.value)]
-            for word in node.keywords:
-                if word.arg == "default" and names:
-                    yield names[0], word.value
-                elif word.arg == "action" and names and _flag(word.value) in _FLAGS:
-                    unset = ast.Constant(_flag(word.value) == "store_false")
-                    yield names[0], ast.copy_location(unset, word.value)
-        elif _last_name(node.func).startswith("DEFINE_") and len(node.args) > 1:  # absl
-            if isinstance(node.args[0], ast.Constant):
-                yield str(node.args[0].value), node.args[1]
-        else:
-            for word in node.keywords:
-                if word.arg:
-                    yield word.arg, word.value
+        for one, default in _parameters(node.args):
+            if default is not None:
+                yield one.arg, default
+    elif isinstance(node, ast.Call) and _last_name(node.func) == "add_argument":
+        flags = (str(one.value) for one in node.args if isinstance(one, ast.Constant))
+        names = [flag.lstrip("-") for flag in flags if flag.startswith("--")]
+        words = {word.arg: word.value for word in node.keywords}
+        if names and "default" in words and not {"dest", "action"} & words.keys():
+            yield names[0], words["default"]
 
 
-def _flag(node: ast.expr) -> str:
-    return str(node.value) if isinstance(node, ast.Constant) else ""
+def _not_followed(target: ast.expr, node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    for part in ast.walk(target):
+        if isinstance(part, (ast.Name, ast.Attribute)):
+            yield _last_name(part), ast.copy_location(ast.Starred(part), node)
 
 
-def _defaults(given: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
+def _parameters(given: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr | None]]:
+    """Parameters of a function, each with its default."""
     positional = [*given.posonlyargs, *given.args]
-    for one, value in zip(reversed(positional), reversed(given.defaults), strict=False):
-        yield one.arg, value
-    for one, only in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-        if only is not None:
-            yield one.arg, only
-
-
-def _without_default(tree: ast.Module) -> Iterator[str]:
-    """Parameters of functions that callers have to give."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            given = node.args
-            told = {name for name, _ in _defaults(given)}
-            every = (*given.posonlyargs, *given.args, *given.kwonlyargs)
-            yield from (one.arg for one in every if one.arg not in told)
-
-
-def _changed(node: ast.AST) -> Iterator[str]:
-    """Names that get values which are not followed here."""
-    targets: list[ast.expr] = []
-    if isinstance(node, (ast.AugAssign, ast.For)):
-        targets = [node.target]
-    elif isinstance(node, ast.Assign):
-        targets = [one for one in node.targets if isinstance(one, (ast.Tuple, ast.List))]
-    for target in targets:
-        for part in ast.walk(target):
-            if isinstance(part, (ast.Name, ast.Attribute)):
-                yield _last_name(part)
+    bare = [None] * (len(positional) - len(given.defaults))
+    yield from zip(positional, [*bare, *given.defaults], strict=True)
+    yield from zip(given.kwonlyargs, given.kw_defaults, strict=True)
 
 
 def _number(apply: Any, unknown: Unknown, *given: Any) -> Any:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from inspect import Parameter, signature
-from typing import Any, ParamSpec, get_args, get_type_hints
+from inspect import signature
+from typing import Any
 
 from fedveil.core import arguments
 from fedveil.core.errors import ConfigError
+
+# Arguments of the papers' formulas that are whole numbers, 1 or more.
+_WHOLE = {
+    "honest_shares",
+    *("clients", "rounds", "local_steps", "steps", "step", "dimension", "realised_cohort"),
+    *("records", "batch_size", "total_steps"),
+}
 
 
 class Infeasible(ConfigError):
@@ -33,102 +40,62 @@ class Claim:
     verdict: str
     certified: bool = field(default=False, init=False)
 
-    def __float__(self) -> float:
-        return self.value
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return {
-            "paper": self.paper,
-            "statement": self.statement,
-            "quantity": self.quantity,
-            "value": self.value,
-            "inputs": dict(self.inputs),
-            "certified": self.certified,
-            "verdict": self.verdict,
-        }
-
-
-Value = float | tuple[float, str] | tuple[float, str, dict[str, float]]
-P = ParamSpec("P")
+        named = {name: getattr(self, name) for name in self.__slots__}
+        return named | {"inputs": dict(self.inputs)}
 
 
 def stated(
-    paper: str, statement: str, quantity: str, verdict: str = "", *, or_zero: tuple[str, ...] = ()
-) -> Callable[[Callable[P, Value]], Callable[P, Claim]]:
-    """Turn a function that computes a paper's number into one that returns a Claim.
+    paper: str,
+    statement: str,
+    quantity: str,
+    verdict: str,
+    compute: Callable[..., Any],
+    *,
+    or_zero: tuple[str, ...] = (),
+) -> Callable[..., Claim]:
+    """Return a function of a paper's formula that returns a Claim.
 
-    The arguments are checked before they are used, by their annotation and name: whole numbers are
-    1 or more, delta lies between 0 and 1, a rate may be 1, other numbers are positive.
+    Arguments are checked by name before they are used: counts are whole numbers of 1 or more, delta
+    lies between 0 and 1, a rate may be 1, all other numbers are positive.
 
     Args:
         paper: Whose.
         statement: Which theorem.
         quantity: What the number is.
-        verdict: What is wrong with it, unless the function returns one beside the number.
+        verdict: What is wrong with it, unless `compute` returns a verdict beside the number.
+        compute: The formula; returns a number, or a number and its verdict, or these and what else
+            it found on the way.
         or_zero: Arguments that may be zero.
     """
+    own = signature(compute)
 
-    def decorate(compute: Callable[P, Value]) -> Callable[P, Claim]:
-        own, kinds = signature(compute), get_type_hints(compute)
-        for name, parameter in own.parameters.items():
-            if parameter.kind is Parameter.VAR_KEYWORD:  # of a TypedDict, as `Unpack` has it
-                kinds |= get_type_hints(get_args(kinds[name])[0])
+    @wraps(compute)
+    def made(*args: Any, **kwargs: Any) -> Claim:
+        given = {**dict(zip(own.parameters, args, strict=False)), **kwargs}
+        for name, value in given.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                check(name, value, zero=name in or_zero)
+        found = compute(*args, **kwargs)
+        value, told, *more = found if isinstance(found, tuple) else (found, verdict)
+        inputs = {name: v for name, v in given.items() if isinstance(v, int | float | str)}
+        inputs |= more[0] if more else {}
+        return Claim(paper, statement, quantity, float(value), tuple(inputs.items()), told)
 
-        @wraps(compute)
-        def made(*args: P.args, **kwargs: P.kwargs) -> Claim:
-            given = {**dict(zip(own.parameters, args, strict=False)), **kwargs}
-            for name, value in given.items():
-                _check(name, kinds.get(name), value, name in or_zero)
-            found = compute(*args, **kwargs)
-            value, told, *more = found if isinstance(found, tuple) else (found, verdict)
-            inputs = {name: v for name, v in given.items() if isinstance(v, int | float | str)}
-            if more:
-                inputs |= more[0]
-            return Claim(paper, statement, quantity, float(value), tuple(inputs.items()), told)
-
-        return made
-
-    return decorate
+    return made
 
 
-def _check(name: str, kind: Any, value: Any, zero: bool) -> None:
-    if kind is int:
-        counts(**{name: value})
-    elif name == "delta":
-        fractions(**{name: value})
-    elif name == "rate":
-        rates(**{name: value})
-    elif kind is float:
-        (not_negative if zero else positive)(**{name: value})
-
-
-def positive(**arguments_by_name: float) -> None:
-    """Every argument is a finite number above zero."""
-    for name, value in arguments_by_name.items():
-        arguments.positive(name, value)
-
-
-def not_negative(**arguments_by_name: float) -> None:
-    """Every argument is a finite number, zero allowed."""
-    for name, value in arguments_by_name.items():
+def check(name: str, value: float, *, zero: bool = False) -> None:
+    """Refuse a number that an argument of this name cannot be."""
+    if zero:
         arguments.not_negative(name, value)
-
-
-def counts(**arguments_by_name: int) -> None:
-    """Every argument is a whole number, 1 or more."""
-    for name, value in arguments_by_name.items():
+    elif name in _WHOLE:
         arguments.count(name, value)
-
-
-def rates(**arguments_by_name: float) -> None:
-    """Every argument is a sampling rate: above 0, at most 1."""
-    for name, value in arguments_by_name.items():
+    elif name == "rate":
         arguments.fraction(name, value)
-
-
-def fractions(**arguments_by_name: float) -> None:
-    """Every argument lies strictly between 0 and 1, as the papers' delta does."""
-    for name, value in arguments_by_name.items():
+    elif name == "delta":
         if arguments.fraction(name, value) == 1:
-            raise ConfigError(f"{name}: need a number above 0 and below 1, got {value!r}")
+            raise ConfigError(f"delta: need a number above 0 and below 1, got {value!r}")
+    else:
+        arguments.positive(name, value)

@@ -8,23 +8,19 @@ z noise_multiplier, sigma smoothing.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
-from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize_scalar
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from fedveil.core.errors import ConfigError
-from fedveil_lab.reproduction.claims.claim import (
-    Infeasible,
-    not_negative,
-    stated,
-)
+from fedveil_lab.reproduction.claims.claim import Infeasible, check, stated
 
-PAPER = "Liang et al."
+_liang = partial(stated, "Liang et al.")
 
 # Lemma 2 (fixed size) and Lemma 3 (Poisson): RDP factor * tau^2 * alpha / r2 once r2 >= floor,
 # where r2 = (noise std / sensitivity)^2.
@@ -35,44 +31,8 @@ _LEMMAS = {"fixed": (3.5, 0.67, "Lemma 2"), "poisson": (2.0, 0.53, "Lemma 3")}
 _ORDERS = tuple(1 + step / 10 for step in range(1, 100)) + tuple(float(a) for a in range(11, 64))
 
 
-@stated(PAPER, "Theorems 1 and 2", "noise_std")
-def paper_liang_nu(
-    *, epsilon: float, delta: float, rate: float, rounds: int, sampling: str, sensitivity: float
-) -> tuple[float, str, dict[str, float]]:
-    """Theorems 1 (fixed) and 2 (poisson) at whole orders alpha, the only ones the lemmas prove.
-
-    `sensitivity` of the sum: 2G for REPLACE, G for ADD_REMOVE (poisson only). Raises Infeasible if
-    no order meets the lemma's conditions.
-    """
-    factor, floor, lemma = _lemma(sampling)
-    best, order = math.inf, 0
-    log_delta = math.log(1 / delta)
-    # Beyond this order both the noise and the conditions only grow.
-    turn = 1 + (log_delta + math.sqrt(log_delta**2 + log_delta * epsilon)) / epsilon
-    for alpha in range(2, math.ceil(min(turn, 1 / rate)) + 1):
-        slack = epsilon - log_delta / (alpha - 1)  # lambda*epsilon of the paper
-        if slack <= 0:
-            continue
-        ratio = _least_ratio(max(floor, factor * rate**2 * alpha * rounds / slack), rate, alpha)
-        if ratio < best:
-            best, order = ratio, alpha
-    if math.isinf(best):
-        raise Infeasible(
-            f"epsilon = {epsilon:g} at rate {rate:g}, {rounds} rounds, delta {delta:.3g}: no whole "
-            f"order meets the conditions of {lemma}; use an accountant instead"
-        )
-    verdict = f"proved at whole orders (here {order}), but several times more noise than is needed"
-    return sensitivity * math.sqrt(best), verdict, {"order": order}
-
-
-@stated(
-    PAPER,
-    "Theorems 1 and 2",
-    "noise_std",
-    "the order is a fraction, which neither lemma's proof covers; far more noise than needed",
-)
-def paper_liang_nu_real(
-    *, epsilon: float, delta: float, rate: float, rounds: int, sampling: str, sensitivity: float
+def _nu_real(
+    epsilon: float, delta: float, rate: float, rounds: int, sampling: str, sensitivity: float
 ) -> float:
     """The theorems as printed: the order runs over all reals above 1."""
     factor, floor, lemma = _lemma(sampling)
@@ -99,9 +59,8 @@ def paper_liang_nu_real(
     return sensitivity * math.sqrt(best)
 
 
-@stated(PAPER, "Tables 2 and 3", "epsilon")
-def paper_liang_epsilon(
-    *, noise_multiplier: float, clients: int, cohort: int, rounds: int, delta: float, sampling: str
+def _epsilon(
+    noise_multiplier: float, clients: int, cohort: int, rounds: int, delta: float, sampling: str
 ) -> tuple[float, str, dict[str, float]]:
     """Epsilon columns of Tables 2 and 3: RDP, the old conversion, one z fed to both formulas."""
     if cohort > clients:
@@ -124,10 +83,7 @@ def paper_liang_epsilon(
     return float(columns[best]), verdict, {"order": float(orders[best])}
 
 
-@stated(PAPER, "Lemmas 2 and 3", "rdp")
-def paper_liang_rdp(
-    *, order: float, rate: float, noise_ratio: float, sampling: str
-) -> tuple[float, str]:
+def _rdp(order: float, rate: float, noise_ratio: float, sampling: str) -> tuple[float, str]:
     """Lemmas 2 and 3: RDP at `order` of one sampled release, noise_ratio = std over sensitivity."""
     factor, floor, lemma = _lemma(sampling)
     ratio = noise_ratio**2
@@ -144,8 +100,27 @@ def paper_liang_rdp(
 
 def smoothing_variance_factor(smoothing: float) -> float:
     """How much variance circulant smoothing leaves of white noise, many coordinates: below 1."""
-    not_negative(smoothing=smoothing)
+    check("smoothing", smoothing, zero=True)
     return (1 + 2 * smoothing) / math.pow(1 + 4 * smoothing, 1.5)
+
+
+def _risk(
+    signal: ArrayLike, smoothing: float, noise_std: float
+) -> tuple[float, str, dict[str, float]]:
+    """Mean squared error of the smoothed estimate: what smoothing bends, and what noise is left.
+
+    With the circulant Laplacian, whose eigenvectors are those of the Fourier transform.
+    """
+    values = np.asarray(signal, dtype=np.float64)
+    count = len(values)
+    left = 1 / (1 + 2 * smoothing * (1 - np.cos(2 * np.pi * np.arange(count) / count)))
+    bias = float((1 - left) ** 2 @ np.abs(np.fft.fft(values)) ** 2) / count
+    variance = float(noise_std**2 * (left @ left))
+    verdict = (
+        "true of one release, for the circulant matrix that the code uses; noise of many rounds "
+        "averages out and the bias does not, so least risk each round is not least loss"
+    )
+    return bias + variance, verdict, {"bias": bias, "variance": variance}
 
 
 def _lemma(sampling: str) -> tuple[float, float, str]:
@@ -161,23 +136,6 @@ def _room(ratio: float, rate: float, alpha: float) -> float:
 
 def _conditions_hold(ratio: float, rate: float, alpha: float) -> bool:
     return rate * alpha * (1 + ratio) < 1 and _room(ratio, rate, alpha) >= 0
-
-
-def _least_ratio(ratio: float, rate: float, alpha: int) -> float:
-    """The smallest r2 >= ratio that meets the lemma's conditions at this order; inf if none."""
-    ceiling = 1 / (rate * alpha) - 1  # beyond this the logarithm is negative
-    if ratio >= ceiling:
-        return math.inf
-    if _room(ratio, rate, alpha) >= 0:
-        return ratio
-    # The room is concave in r2 (its second derivative is negative), so from a negative value it
-    # rises to one peak and falls: the smallest solution, if any, lies before the peak.
-    peak = minimize_scalar(
-        lambda r: -_room(r, rate, alpha), bounds=(ratio, ceiling), method="bounded"
-    )
-    if -peak.fun < 0:
-        return math.inf
-    return float(brentq(lambda r: _room(r, rate, alpha), ratio, float(peak.x), xtol=1e-14))
 
 
 def _rdp_poisson(noise_multiplier: float, rate: float, order: float) -> float:
@@ -210,3 +168,16 @@ def _rdp_fixed(
         )
     )
     return np.asarray(accountant.rdp)
+
+
+paper_liang_nu_real = _liang(
+    "Theorems 1 and 2",
+    "noise_std",
+    "the order is a fraction, which neither lemma's proof covers; far more noise than needed",
+    _nu_real,
+)
+paper_liang_epsilon = _liang("Tables 2 and 3", "epsilon", "", _epsilon)
+paper_liang_rdp = _liang("Lemmas 2 and 3", "rdp", "", _rdp)
+paper_liang_smoothing_risk = _liang(
+    "Proposition 1", "squared_error", "", _risk, or_zero=("smoothing", "noise_std")
+)

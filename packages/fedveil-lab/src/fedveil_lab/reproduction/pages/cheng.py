@@ -13,7 +13,6 @@ from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accounting import PrivacyModel
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.sampling import Poisson
-from fedveil_lab.reproduction import bfloat16  # noqa: F401  (registers the engine)
 from fedveil_lab.reproduction.case import (
     Case,
     Certified,

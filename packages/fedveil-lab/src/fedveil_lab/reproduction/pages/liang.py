@@ -7,18 +7,15 @@ their grids.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedveil.report.store import Outcome
 from fedveil.training.models.flat import Layout, Slot
-from fedveil.training.server.optimizers import State
-from fedveil.training.server.smoothing import AUTO, STRENGTHS, Smoothing, stein_risk
+from fedveil.training.server.smoothing import AUTO, Smoothing
 from fedveil_lab.reproduction.case import (
     Case,
     Certified,
@@ -31,7 +28,6 @@ from fedveil_lab.reproduction.case import (
 )
 from fedveil_lab.reproduction.claims.liang import paper_liang_epsilon, paper_liang_nu_real
 from fedveil_lab.reproduction.experiment import Scale, table_of
-from fedveil_lab.reproduction.run_case import Tick, run_case
 
 TABLE = table_of("liang")
 PUBLISHED, TASKS = TABLE["published"], TABLE["tasks"]
@@ -191,7 +187,7 @@ def automatic(
     labels: Sequence[str] = (),
 ) -> Case:
     """Return one run of logistic regression whose smoothing or step follows the releases."""
-    values = {**recipe, "training.sampling": "poisson", **_smoothed(RULES.get(method, AUTO))}
+    values = {**recipe, "training.sampling": "poisson", **_smoothed(RULES[method])}
     return Case(
         labels=(("noise", noise), ("epsilon", epsilon), ("method", method)),
         data=Data("mnist", (("pixels", "unit"),)),
@@ -199,49 +195,13 @@ def automatic(
         noise=mnist_noise(
             noise, "poisson", epsilon, values["training.rate"], values["training.rounds"]
         ),
-        part=method if method in EACH_ROUND else "",
     )
-
-
-@dataclass(frozen=True)
-class OfEachRound(Smoothing):
-    """Stein's estimate of one round's average alone, by the strength or by the length of a step."""
-
-    strength: float | str = AUTO
-    shorter: bool = False  # James and Stein: no smoothing, a step times 1 - d s^2 / |y|^2
-
-    def step(
-        self, average: Tensor, layout: Layout, deviation: float | None, state: State
-    ) -> tuple[Tensor, State]:
-        """Smooth or shorten the tensors of an average by what it shows itself."""
-        whole, std = average.numpy(), float(deviation or 0.0)
-        if self.shorter:
-            parts = [
-                part * max(0.0, 1 - part.size * std**2 / max(float(np.square(part).sum()), 1e-30))
-                for part in (whole[slot.start : slot.stop] for slot in layout)
-            ]
-            return torch.from_numpy(np.concatenate(parts).astype(np.float32)), {}
-        return self._smoothed(
-            average,
-            layout,
-            lambda part: min(STRENGTHS, key=lambda s: stein_risk(whole[part], std, s)),
-        ), {}
 
 
 # Methods of the page that compares automatic smoothing with fixed strengths; 0 is DP-Fed.
-RULES: dict[str, float] = {"none": 0.0, "smoothing 1": 1.0, "smoothing 2": 2.0, "smoothing 3": 3.0}
-EACH_ROUND = {
-    "smoothing by the round's risk": OfEachRound(),
-    "shorter step by the round's risk": OfEachRound(shorter=True),
-}
-
-
-def run_automatic(case: Case, seed: int, tick: Tick) -> Outcome:
-    """Run a case with the smoothing that its label names."""
-    own = EACH_ROUND.get(str(case["method"]))
-    return run_case(
-        case, seed, tick, adapt=lambda made: made if own is None else replace(made, smoothing=own)
-    )
+RULES: dict[str, float | str] = {
+    "none": 0.0, "smoothing 1": 1.0, "smoothing 2": 2.0, "smoothing 3": 3.0, "automatic": AUTO,
+}  # fmt: skip
 
 
 def demonstration(scale: Scale, recipe: Mapping[str, Any], *, smoothing: float) -> Case:
