@@ -13,14 +13,13 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from tests.paths import ROOT, SOURCES
+from tests.paths import ROOT
 
 import fedveil
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
-from tools import lines
 
 PACKAGE = Path(fedveil.__file__).parent
 MOST_FOLDERS = 10
@@ -119,23 +118,6 @@ def test_the_page_lists_the_folders_in_the_order_that_is_checked() -> None:
         path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()
     }
     assert len(layers()) <= 10
-
-
-def test_one_name_is_one_class() -> None:
-    """A reader who has met a `Plan` need not ask which; private names stay in their file."""
-    for source in SOURCES[:2]:
-        classes = Counter(
-            name
-            for path in source.rglob("*.py")
-            for name in re.findall(r"^class ([A-Za-z]\w*)", path.read_text(), re.MULTILINE)
-        )
-        assert [name for name, count in classes.items() if count > 1] == []
-
-
-def test_code_is_counted_without_blank_lines_comments_and_docstrings() -> None:
-    text = '"""A page\n\nof text."""\n\nx = 1  # one\n# two\n\n\ndef f():\n    """Three."""\n'
-    text += '    return """not\n    a docstring"""\n'
-    assert lines.code_in(text) == 4
 
 
 def _asked(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -150,19 +150,6 @@ def test_a_clip_rule_runs_and_is_not_certified_unnamed() -> None:
     assert not scope["plan"].guarantee.certified
 
 
-def test_a_script_needs_no_entry_point(tmp_path: Path) -> None:
-    use = (
-        "from fedveil.planning import recipe as recipes\n"
-        "from fedveil.methods.registry import method_of\n"
-        "table = {'training': {'method': 'dp-fedprox'}, 'method': {'pull': 2}}\n"
-        "print(method_of(recipes.with_defaults(recipes.parse(table))).local.penalty)\n"
-    )
-    script = tmp_path / "script.py"
-    script.write_text(FILES["orchard/orchard/dp_fedprox.py"] + use)
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    assert result.stdout == "2.0\n", result.stderr
-
-
 @pytest.mark.parametrize("change", MISTAKES)
 def test_mistakes_are_one_line(done: dict[str, Done], change: str) -> None:
     said = done[f"{RUN} --set {change}"]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import re
 import sys
-from pathlib import Path
 
 import pytest
-from tests.shell import Shell
 
 from fedveil.core import progress
 
@@ -40,18 +38,5 @@ def test_quiet_hides_the_bar_and_ends_with_its_block(monkeypatch: pytest.MonkeyP
     with progress.hidden():
         assert len(list(progress.in_blocks(range(5), 2, "features"))) == 3
     assert terminal.getvalue() == ""
-    list(progress.in_blocks(range(5), 2, "features"))
-    assert "features" in terminal.getvalue()
-
-
-def test_a_quiet_command_does_not_silence_the_next(
-    fedveil: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["run", "fedavg", "--set", "training.rounds=1", "--seed", "1", "--no-report"]
-    assert fedveil(*words, "--quiet").code == 0
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
     list(progress.in_blocks(range(5), 2, "features"))
     assert "features" in terminal.getvalue()

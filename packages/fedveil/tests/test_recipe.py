@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from pathlib import Path
 
@@ -11,13 +10,6 @@ import tomli_w
 
 from fedveil.core.errors import ConfigError
 from fedveil.planning import recipe as recipes
-
-
-def test_an_empty_recipe_is_the_default_job() -> None:
-    recipe = recipes.parse({})
-    assert recipe.data.source == "digits"
-    assert recipe.training.method == "dp-fedavg"
-    assert recipe.seed is None
 
 
 def test_assignments_win_over_the_file_and_later_ones_over_earlier() -> None:
@@ -91,11 +83,6 @@ def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not valid TOML"):
         recipes.read(tmp_path / "bytes.toml")
-
-
-def test_every_section_has_defaults() -> None:
-    for field in dataclasses.fields(recipes.Recipe):
-        assert field.default_factory is not dataclasses.MISSING or field.default is None
 
 
 def test_every_best_recipe_is_found_by_its_name_and_says_what_it_was_tuned_on() -> None:

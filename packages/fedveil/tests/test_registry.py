@@ -12,13 +12,11 @@ import pytest
 import fedveil as fv
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import Registry
-from fedveil.methods import registry
 from fedveil.methods.dp_fedavg import from_recipe as dp_fedavg_recipe
-from fedveil.methods.registry import METHODS, Key, MethodEntry, method, method_of
+from fedveil.methods.registry import METHODS, MethodEntry, method, method_of
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.privacy.sampling import SAMPLERS
-from fedveil.training.models.zoo import MODELS
 
 
 @pytest.fixture
@@ -81,34 +79,6 @@ def _entry(**changes: object) -> MethodEntry:
     return replace(METHODS["dp-fedavg"], **changes)  # type: ignore[arg-type]
 
 
-def test_own_keys_are_checked_and_filled_in() -> None:
-    own = (Key("pull", float, 0.1, ""), Key("layers", tuple[int, ...] | None, None, ""))
-    entry = _entry(name="mine", own=own)
-    assert entry.settings({}) == {"pull": 0.1, "layers": None}
-    assert entry.settings({"pull": 1, "layers": [2, 3]}) == {"pull": 1.0, "layers": (2, 3)}
-    for given, said in (
-        ({"push": 1}, "it has pull, layers"),
-        ({"pull": "hard"}, "must be a number"),
-        ({"layers": [0.5]}, r"method\.layers\[0\] must be a whole number"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            entry.settings(given)
-    with pytest.raises(ConfigError, match="it has none of its own"):
-        recipes.with_defaults(recipes.parse({"method": {"pull": 1}}))
-    with pytest.raises(ConfigError, match="method must be a section"):
-        recipes.parse({"method": "dp-fedavg"})
-
-
-def test_own_keys_survive_the_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = _entry(name="mine", own=(Key("layers", tuple[int, ...], (4,), ""),))
-    monkeypatch.setitem(METHODS._things, "mine", entry)
-    recipe = recipes.with_defaults(
-        recipes.parse({"training": {"method": "mine"}}, ["method.layers=[2, 3]"])
-    )
-    assert recipe.method == {"layers": (2, 3)}
-    assert recipes.with_defaults(recipes.parse(recipes.to_table(recipe))) == recipe
-
-
 def test_a_declaration_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS._things, "mine", _entry(name="mine", towards="nobody"))
     recipe = recipes.with_defaults(recipes.parse({"training": {"method": "mine"}}))
@@ -116,16 +86,6 @@ def test_a_declaration_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyP
         method_of(recipe)
     with pytest.raises(ConfigError, match=r"training\.colour: no optional recipe key"):
         method("mine", what="", keys=("training.colour",))(dp_fedavg_recipe)
-
-
-def test_every_method_has_a_page_and_optional_keys_that_exist() -> None:
-    for entry in METHODS.values():
-        assert len(entry.page) > 200
-        assert entry.what
-    for key in registry.OPTIONAL:
-        section, name = key.split(".")
-        assert hasattr(getattr(recipes.Recipe(), section), name)
-    assert "logistic" in MODELS
 
 
 @dataclass(frozen=True)

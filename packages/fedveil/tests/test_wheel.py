@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -39,20 +37,3 @@ def test_every_file_of_the_package_is_in_the_wheel_and_nothing_else(wheel: Path)
     }
     assert found == wanted
     assert "fedveil/methods/recipes/dp-fedavg.toml" in found
-
-
-@pytest.mark.slow
-def test_the_installed_package_runs_its_recipes_by_name(wheel: Path, tmp_path: Path) -> None:
-    with ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    (tmp_path / "elsewhere").mkdir()
-    words = ["run", "dp-fedavg", "--seed", "1", "--set", "training.rounds=1", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedveil", *words],
-        cwd=tmp_path / "elsewhere",
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["method"] == "dp-fedavg"

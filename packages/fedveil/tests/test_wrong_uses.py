@@ -117,6 +117,60 @@ def test_whole_numbers_of_other_libraries_are_numbers() -> None:
     assert {type(one) for one in (method.rounds, local.steps, cohort.size)} == {int}
 
 
+WRONG: dict[str, tuple[str, Callable[[], object]]] = {
+    "budget in words": ("epsilon", lambda: fv.Budget(epsilon="4")),
+    "clip in words": ("clip_norm", lambda: fv.Clip("1")),
+    "half a round": ("training.rounds", lambda: made(rounds=2.5)),
+    "a number for a cohort": ("cohort", lambda: made(cohort=10)),
+    "a number for a rate": ("learning_rate", lambda: fv.LocalTraining(0.5, steps=3)),
+    "a name for a model": ("model", lambda: planned(model="mlp")),
+    "things in another order": ("method", lambda: planned(digits())),
+    "a number for a budget": ("budget", lambda: planned(budget=4.0)),
+    "a sentence alone": ("declared", lambda: planned(declared="All is public.")),
+    "a step in words": ("server.learning_rate", lambda: fv.Sgd("a")),
+    "momentum in words": (
+        "momentum",
+        lambda: fv.LocalTraining(fv.LearningRate(1.0), steps=1, momentum="a"),
+    ),
+    "a layer of nobody": ("hidden", lambda: fv.build("mlp", digits(), hidden=[0])),
+    "less than no mixing": (
+        "digits: alpha",
+        lambda: fv.load("digits", "dirichlet", clients=10, alpha=-1),
+    ),
+    "a word for a model of privacy": (
+        "privacy_model",
+        lambda: fv.calibrate_noise(
+            epsilon=1, delta=1e-5, sampling=fv.Everyone(), rounds=1, privacy_model="client"
+        ),
+    ),
+    "no number for a cap": ("weight_cap", lambda: made(weight_cap=float("nan"))),
+    "an honest server, no": (
+        "honest_server",
+        lambda: fv.Aggregation(honest_server="no"),
+    ),
+    "each example, no": ("per_example", lambda: fv.GradientClip(1.0, 2, "no")),
+    "a model without data": ("federation", lambda: fv.build("logistic", None)),
+    "a method that is run": ("plan", lambda: fv.Run(made())),
+    "a name for a speed": ("speed", lambda: fv.Run(planned(), speed="fast")),
+    "a function that is told": ("callbacks", lambda: fv.Run(planned(), callbacks=[print])),
+    "a release alone": (
+        "releases",
+        lambda: fv.account(
+            fv.Release(fv.Gaussian(1.0), fv.Poisson(0.1), 10),
+            privacy_model=fv.PrivacyModel("client", "zero-out", "central"),
+            delta=1e-5,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_use_is_told_in_one_line_what_is_needed(name: str) -> None:
+    argument, use = WRONG[name]
+    with pytest.raises(fv.ConfigError, match=rf"^(\w+\.)?{re.escape(argument)}\b[^\n]*$"):
+        use()
+
+
 def test_exact_arithmetic_named_by_a_word_is_exact() -> None:
     assert planned(arithmetic="exact", seed=1).pipeline.granularity is not None
     assert planned(arithmetic="idealised", seed=1).pipeline.granularity is None
@@ -137,80 +191,6 @@ def test_methods_take_words_too() -> None:
     laplace = fv.client_noise(**usual, noise="laplace")
     assert laplace.clip_rule.clip(laplace.local, 0, {}).order == 1
     assert isinstance(fv.gradient_noise(**usual, unit="client").placement, fv.DistributedNoise)
-
-
-WRONG: dict[str, tuple[str, Callable[[], object]]] = {
-    "budget in words": ("epsilon", lambda: fv.Budget(epsilon="4")),
-    "clip in words": ("clip_norm", lambda: fv.Clip("1")),
-    "a number for a clip": ("clip", lambda: made(clip=1.0)),
-    "rounds in words": ("training.rounds", lambda: made(rounds="3")),
-    "half a round": ("training.rounds", lambda: made(rounds=2.5)),
-    "a number for a cohort": ("cohort", lambda: made(cohort=10)),
-    "half a client": ("cohort", lambda: fv.CohortRule(size=2.5)),
-    "a rate in words": ("rate", lambda: fv.CohortRule(rate="0.5")),
-    "no local training": ("local", lambda: made(local=None)),
-    "a number for a rate": ("learning_rate", lambda: fv.LocalTraining(0.5, steps=3)),
-    "half a step": ("steps", lambda: fv.LocalTraining(fv.LearningRate(1.0), steps=2.5)),
-    "a name for a model": ("model", lambda: planned(model="mlp")),
-    "a name for data": ("federation", lambda: planned(data="d")),
-    "a name for a method": ("method", lambda: planned("x")),
-    "things in another order": ("method", lambda: planned(digits())),
-    "a number for a budget": ("budget", lambda: planned(budget=4.0)),
-    "delta in words": ("delta", lambda: fv.Budget(epsilon=1, delta="1e-5")),
-    "a word for noise": ("placement", lambda: made(placement="central")),
-    "a class for noise": ("placement", lambda: made(placement=fv.CentralNoise)),
-    "a word for a step": ("optimizer", lambda: made(optimizer="adam")),
-    "a number that is tracked": ("tracking", lambda: made(tracking=0.5)),
-    "sparsity in words": ("sparsity", lambda: made(sparsity="half")),
-    "a sentence alone": ("declared", lambda: planned(declared="All is public.")),
-    "a step in words": ("server.learning_rate", lambda: fv.Sgd("a")),
-    "dropout in words": ("dropout", lambda: fv.Aggregation(dropout="a")),
-    "momentum in words": (
-        "momentum",
-        lambda: fv.LocalTraining(fv.LearningRate(1.0), steps=1, momentum="a"),
-    ),
-    "a layer of nobody": ("hidden", lambda: fv.build("mlp", digits(), hidden=[0])),
-    "a width alone": ("hidden", lambda: fv.build("mlp", digits(), hidden=8)),
-    "less than no mixing": (
-        "digits: alpha",
-        lambda: fv.load("digits", "dirichlet", clients=10, alpha=-1),
-    ),
-    "a word for a model of privacy": (
-        "privacy_model",
-        lambda: fv.calibrate_noise(
-            epsilon=1, delta=1e-5, sampling=fv.Everyone(), rounds=1, privacy_model="client"
-        ),
-    ),
-    "no number for a cap": ("weight_cap", lambda: made(weight_cap=float("nan"))),
-    "an honest server, no": (
-        "honest_server",
-        lambda: fv.Aggregation(honest_server="no"),
-    ),
-    "a secure sum, no": ("secure_sum", lambda: fv.GradientNoise(secure_sum="no")),
-    "each example, no": ("per_example", lambda: fv.GradientClip(1.0, 2, "no")),
-    "by examples, no": ("by_examples", lambda: made(by_examples="no")),
-    "a seed in words": ("seed", lambda: planned(seed="a")),
-    "a model without data": ("federation", lambda: fv.build("logistic", None)),
-    "a method that is run": ("plan", lambda: fv.Run(made())),
-    "a name for a speed": ("speed", lambda: fv.Run(planned(), speed="fast")),
-    "never evaluated": ("every", lambda: fv.Run(planned(), every=-1)),
-    "a function that is told": ("callbacks", lambda: fv.Run(planned(), callbacks=[print])),
-    "a release alone": (
-        "releases",
-        lambda: fv.account(
-            fv.Release(fv.Gaussian(1.0), fv.Poisson(0.1), 10),
-            privacy_model=fv.PrivacyModel("client", "zero-out", "central"),
-            delta=1e-5,
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_use_is_told_in_one_line_what_is_needed(name: str) -> None:
-    argument, use = WRONG[name]
-    with pytest.raises(fv.ConfigError, match=rf"^(\w+\.)?{re.escape(argument)}\b[^\n]*$"):
-        use()
 
 
 def test_a_run_directory_may_be_named_by_a_string(tmp_path: Path) -> None:

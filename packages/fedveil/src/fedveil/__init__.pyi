@@ -8,12 +8,13 @@ from fedveil.core.units import Arithmetic as Arithmetic
 from fedveil.core.units import Trust as Trust
 from fedveil.core.units import Unit as Unit
 from fedveil.data.collected import from_datasets as from_datasets
-from fedveil.data.collected import from_images as from_images
 from fedveil.data.federation import Examples as Examples
 from fedveil.data.federation import Federation as Federation
 from fedveil.data.federation import Scaling as Scaling
 from fedveil.data.federation import Task as Task
 from fedveil.data.holdout import Holdout as Holdout
+from fedveil.data.media import from_images as from_images
+from fedveil.data.media import from_texts as from_texts
 from fedveil.data.partition import IID as IID
 from fedveil.data.partition import ByOwner as ByOwner
 from fedveil.data.partition import Dirichlet as Dirichlet

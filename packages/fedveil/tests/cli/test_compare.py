@@ -8,8 +8,6 @@ import pytest
 from tests.paths import SOURCES
 from tests.shell import Done, Shell
 
-from fedveil.methods.registry import METHODS
-
 RECIPES = SOURCES[0] / "fedveil" / "methods" / "recipes"
 SMALL = ["--set", "training.rounds=2", "--set", "data.clients=20"]
 
@@ -70,14 +68,3 @@ def test_bad_input_is_one_line(fedveil: Shell, options: list[str], named: str) -
     done = fedveil("compare", RECIPES / "fedavg.toml", *options)
     assert done.refused
     assert named in done.err
-
-
-def test_methods_say_what_they_guarantee_to_whom(fedveil: Shell) -> None:
-    documents = fedveil("methods", "--json").document["methods"]
-    assert [document["name"] for document in documents] == list(METHODS)
-    for document in documents:
-        assert document["private"] == (document["towards"] != "nobody")
-        assert Path(document["recipe"]).is_file()
-    shown = fedveil("methods")
-    assert all(name in shown.out for name in METHODS)
-    assert fedveil("methods", "magic").code == 2

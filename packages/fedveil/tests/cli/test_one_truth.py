@@ -127,17 +127,6 @@ def test_an_uncertified_epsilon_is_never_just_epsilon(fedveil: Shell, tmp_path: 
     assert "<dt>epsilon</dt>" not in page([document_of(run)])
 
 
-def test_the_ledger_of_a_run_proves_what_it_promised(fedveil: Shell, certified: Path) -> None:
-    promised = json.loads((certified / "guarantee.json").read_text())
-    found = fedveil("account", certified, "--json").document
-    begun = {
-        "rounds_begun": 2,
-        "rounds_planned": 2,
-        "not_certified_epsilon_of_rounds_begun": promised["epsilon"],
-    }
-    assert found == promised | begun
-
-
 def test_a_recipe_is_accounted_and_calibrated(fedveil: Shell, tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text("[training]\nrounds = 5\n[privacy]\nnoise_multiplier = 2.0\n")
@@ -178,6 +167,17 @@ def test_the_banner_says_private_and_useless(certified: Path) -> None:
     badges = re.findall(r'<p class="badge [a-z]+">([^<]*)', text)
     assert badges[0] == "Private, and useless: worse than the mean."
     assert badges[-1] == "Warning: noise drowns this &lt;model&gt;"
+
+
+def test_the_ledger_of_a_run_proves_what_it_promised(fedveil: Shell, certified: Path) -> None:
+    promised = json.loads((certified / "guarantee.json").read_text())
+    found = fedveil("account", certified, "--json").document
+    begun = {
+        "rounds_begun": 2,
+        "rounds_planned": 2,
+        "not_certified_epsilon_of_rounds_begun": promised["epsilon"],
+    }
+    assert found == promised | begun
 
 
 def test_recipes_for_different_data_are_not_compared(

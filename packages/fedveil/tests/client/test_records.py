@@ -34,15 +34,14 @@ def make(scaling: Scaling | None = None) -> Federation:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("clients", [[0, 1, 2, 3, 4], [1, 3], [2]], ids=str)
-def test_each_step_sees_exactly_its_records(rule: str, padded: bool, clients: list[int]) -> None:
+def test_each_step_sees_exactly_its_records(rule: str, clients: list[int]) -> None:
     scaling = Scaling(np.float32(3), np.float32(0.5))
     for federation in (make(), make(scaling)):
         ids = np.array(clients)
         sizes = federation.sizes[ids]
         batches = draw_batches(ids, sizes, RULES[rule], 1, Randomness(4))
-        records = Records(federation, ids, sizes, batches, padded=padded)
+        records = Records(federation, ids, sizes, batches)
         wanted = federation.model_inputs(federation.train.inputs)
         for step in range(records.most_steps):
             positions, real = batches.at(step)

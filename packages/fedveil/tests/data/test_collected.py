@@ -1,4 +1,4 @@
-"""Federations from data sets of other libraries, frames, and pictures in folders."""
+"""Federations from data sets of other libraries, frames, and files in folders."""
 
 from __future__ import annotations
 
@@ -82,25 +82,14 @@ def test_tensors_of_other_kinds_and_targets_in_a_column() -> None:
     assert fv.from_datasets([TensorDataset(inputs, three)] * 2, classes=2).unusable == 8
 
 
-def test_a_list_of_data_sets_numbers_its_clients() -> None:
-    found = fv.from_datasets([Items(rows) for rows in HALVES.values()], classes=2)
-    assert list(found.owners) == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("datasets", "keys", "said"),
     [
-        ({}, None, "there are none"),
+        ({}, None, "no client has any items"),
         ([Items(slice(0, 0))], None, "no client has any items"),
-        (
-            [Items(slice(0, 3), as_mapping=True)],
-            None,
-            r"say keys=\(input, target\); its items have",
-        ),
-        ([Items(slice(0, 3), as_mapping=True)], ("x", "label"), r"no 'x' among 'picture', 'label'"),
+        ([Items(slice(0, 3), as_mapping=True)], None, r"keys=\(input, target\)"),
+        ([Items(slice(0, 3), as_mapping=True)], ("x", "label"), "KeyError: 'x'"),
         ([[(1.0, 2.0, 3.0)]], None, "must be pairs"),
-        ([[(np.zeros(2), 0), (np.zeros(3), 0)]], None, r"inputs of shape \[3\]"),
-        ({"a": [(np.zeros(2), 0)], "b": [(np.zeros(3), 0)]}, None, r"'b': inputs of shape \[3\]"),
         ([iter([(0.0, 1)])], None, "has no items by number"),
     ],
 )
@@ -227,7 +216,7 @@ def test_pictures_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert fv.from_images(root, classes=["dark", "other"]).unusable == 4
     with pytest.raises(ConfigError, match=r"a size is \[height, width\]"):
         fv.from_images(root, size=(3,))
-    with pytest.raises(ConfigError, match="holds no pictures"):
+    with pytest.raises(ConfigError, match="holds no files"):
         fv.from_images(tmp_path / "nothing")
     (root / "clinic 1" / "dark").mkdir(parents=True)
     other = root / "clinic 1" / "dark" / "z.png"
@@ -256,17 +245,74 @@ def test_the_command_trains_on_pictures(tmp_path: Path, capsys: pytest.CaptureFi
     assert model.predict(255 - dark).tolist() == ["light"]
 
 
-@pytest.mark.parametrize("odd", [1.0, True, "1"])
-def test_one_label_of_another_type_does_not_decide_what_all_labels_are(odd):
-    """NumPy would make fractions of everybody's class numbers, and of classes a regression."""
-    clients = {f"c{number}": [([0.0, 1.0], number % 2), ([1.0, 0.0], 1)] for number in range(4)}
-    plain = fv.from_datasets(clients, classes=2, test_fraction=0.0)
-    alone = {**clients, "c2": [([0.0, 1.0], odd), ([1.0, 0.0], odd)]}
-    mixed = {**clients, "c2": [([0.0, 1.0], odd), ([1.0, 0.0], 1)]}
-    for other in (alone, mixed):
-        found = fv.from_datasets(other, classes=2, test_fraction=0.0)
-        assert found.task == "classification"
-        assert found.train.targets.tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
-        assert plain.train.targets.tolist() == [0, 1, 1, 1, 0, 1, 1, 1]
-        with pytest.raises(ConfigError, match=r"c2.*targets"):
-            fv.from_datasets(other)
+def test_classes_of_files_may_come_from_a_table(tmp_path: Path) -> None:
+    """Pictures lie in any folders of a client then; one that nobody labels contributes nothing."""
+    root = pictures(tmp_path / "clinics", 2)
+    (tmp_path / "clinics" / "clinic 2" / "deep").mkdir(parents=True)
+    files = sorted(str(file.relative_to(root)) for file in root.glob("*/*/*.png"))
+    rows = [f"{file},{'light' if 'light' in file else 'dark'}" for file in files[1:]]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,class", *rows]) + "\n")
+    known = {"classes": ["dark", "light"], "size": (6, 4), "test_fraction": 0.0}
+    usual, found = (
+        fv.from_images(root, **known, **more) for more in ({}, {"labels": tmp_path / "labels.csv"})
+    )
+    assert found.clients == 3
+    assert found.unusable == 2  # the one without a label, and the client without pictures
+    made = [
+        sorted(zip(map(bytes, part.inputs), part.targets.tolist(), strict=True))
+        for part in (usual.train.only_usable(), found.train.only_usable())
+    ]
+    assert set(made[1]) < set(made[0])
+    assert len(made[1]) == len(made[0]) - 1
+
+
+def test_medical_images_are_grey_in_three_channels(tmp_path: Path) -> None:
+    """DICOM and NIfTI: scaled by their own values, volumes by their middle slice."""
+    pydicom, nibabel = pytest.importorskip("pydicom"), pytest.importorskip("nibabel")
+    from pydicom.dataset import FileDataset, FileMetaDataset
+
+    slope = np.linspace(-500, 1500, 24).reshape(6, 4).astype(np.int16)
+    grey = np.rint(255 * np.clip((slope - np.percentile(slope, 1))
+                                 / np.subtract(*np.percentile(slope, (99, 1))), 0, 1))  # fmt: skip
+    volume = np.stack([np.zeros_like(slope), slope, np.zeros_like(slope)], axis=2)
+    for client in ("a", "b"):
+        (tmp_path / client / "ill").mkdir(parents=True)
+        scan = nibabel.Nifti1Image(volume.transpose(1, 0, 2), np.eye(4))
+        nibabel.save(scan, tmp_path / client / "ill" / "1.nii.gz")
+        for name, kind in (("2.dcm", "MONOCHROME2"), ("3.dcm", "MONOCHROME1")):
+            meta = FileMetaDataset()
+            meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+            image = FileDataset(None, {}, file_meta=meta, preamble=b"\0" * 128)
+            image.Rows, image.Columns, image.SamplesPerPixel = 6, 4, 1
+            image.PhotometricInterpretation, image.PixelRepresentation = kind, 1
+            image.BitsAllocated, image.BitsStored, image.HighBit = 16, 16, 15
+            image.PixelData = (slope if kind[-1] == "2" else -slope).tobytes()
+            image.save_as(tmp_path / client / "ill" / name)
+        (tmp_path / client / "ill" / "4.dcm").write_bytes(b"no image")
+    found = fv.from_images(tmp_path, size=(6, 4), classes=["ill", "well"], test_fraction=0.0)
+    assert found.unprotected == ()
+    assert found.train.usable.tolist() == [True, True, True, False] * 2
+    for image in found.train.inputs[:3]:
+        assert (image == grey).all()
+
+
+def test_texts_in_folders(tmp_path: Path) -> None:
+    (tmp_path / "letters.py").write_text(
+        "def encoder(): return lambda text: [text.count(one) for one in 'aeiou'] + [1]"
+    )
+    for client in ("north", "south"):
+        for label, said in (("ill", "fever"), ("well", "all good")):
+            (tmp_path / "notes" / client / label).mkdir(parents=True)
+            for place in range(3):
+                file = tmp_path / "notes" / client / label / f"{label}-{place}.txt"
+                file.write_text(f"{said} {place * 'a'}")
+    (tmp_path / "notes" / "east").mkdir()
+    encoder = f"{tmp_path}/letters.py:encoder"
+    found = fv.from_texts(
+        tmp_path / "notes", classes=["ill", "well"], text_encoder=encoder, test_fraction=0.0
+    )
+    assert (found.clients, found.sizes.tolist()) == (3, [1, 6, 6])
+    assert found.unprotected == ()
+    assert found.unusable == 1
+    assert found.train.targets[1:7].tolist() == [0, 0, 0, 1, 1, 1]
+    np.testing.assert_allclose(found.train.inputs[1], np.array([0, 2, 0, 0, 0, 1]) / 5**0.5)

@@ -11,13 +11,11 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
-    Examples,
     Federation,
     Scaling,
     Task,
 )
 from fedveil.data.partition import IID
-from fedveil.data.storage import write_columns
 
 
 def numbered(examples, owners, **settings):
@@ -85,7 +83,7 @@ def test_a_pooled_part_of_owned_examples_takes_each_with_the_same_probability():
     assert given.var() == pytest.approx(8, rel=0.5)
     with pytest.raises(ConfigError, match=r"no client was drawn"):
         numbered(10, np.arange(10), holdout="clients", test_fraction=1e-6)
-    with pytest.raises(ConfigError, match="every client was drawn"):
+    with pytest.raises(ConfigError, match="everybody was drawn"):
         numbered(2, np.arange(2), holdout="clients", test_fraction=1 - 1e-6)
 
 
@@ -103,15 +101,6 @@ def test_held_out_examples_of_clients_are_said_to_be_outside_the_guarantee():
     given_test = numbered(10, np.arange(10) % 2, test=(np.zeros((3, 1)), [0, 1, 2]))
     assert given_test.notes == ()
     assert len(given_test.train) == 10
-
-
-def test_columns_sorted_by_owner_are_shared_not_copied():
-    inputs = np.zeros((1000, 4), np.float32)
-    targets = np.zeros(1000, np.int64)
-    owners = np.arange(1000) // 10
-    federation = Federation.from_arrays(inputs, targets, owners, test=(inputs, targets), classes=2)
-    assert np.shares_memory(federation.train.inputs, inputs)
-    assert np.shares_memory(federation.test.inputs, inputs)
 
 
 @pytest.mark.parametrize(
@@ -158,14 +147,6 @@ def test_a_model_sees_scaled_floats_whatever_is_stored():
     assert tokens.classes == 256
 
 
-def test_nothing_of_the_data_shows_in_what_is_printed():
-    federation = Federation.from_arrays(
-        np.full((4, 1), 77.0), [0, 1] * 2, ["ann", "bob"] * 2, test_fraction=0
-    )
-    assert "77" not in repr(federation)
-    assert "ann" not in repr(federation)
-
-
 def spoiled(row, value):
     inputs = np.zeros((100, 3), np.float32)
     inputs[row, 1] = value
@@ -203,13 +184,6 @@ def test_examples_that_do_not_fit_keep_their_places_and_hold_zeros(
         assert np.isfinite(column).all()
 
 
-def test_an_example_without_an_owner_belongs_to_nobody():
-    owners = OWNERS.astype(float)
-    owners[7] = np.nan
-    found = Federation.from_arrays(FINE, LABELS, owners, test_fraction=0.0)
-    assert found.sizes.tolist() == [9] + [10] * 9
-
-
 @pytest.mark.parametrize(
     ("inputs", "targets", "owners", "settings", "says"),
     [
@@ -230,12 +204,6 @@ def test_bad_arrays_are_refused_with_what_and_where(inputs, targets, owners, set
     with pytest.raises(ConfigError) as caught:
         Federation.from_arrays(inputs, targets, owners, **settings)
     assert says in str(caught.value)
-
-
-def test_a_client_without_examples_is_named():
-    examples = Examples(FINE, LABELS)
-    with pytest.raises(ConfigError, match="client 1 has no examples"):
-        Federation(examples, np.array([0, 50, 50, 100]), examples, Task.CLASSIFICATION, 4)
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.2])
@@ -268,17 +236,12 @@ def test_a_saved_federation_opens_equal_and_stays_on_disk(tmp_path, validation):
         assert getattr(federation, field) == getattr(opened, field)
 
 
-def test_an_empty_test_part_survives_saving(tmp_path):
-    federation = Federation.from_arrays(FINE, LABELS, OWNERS, test_fraction=0)
-    assert len(Federation.open(federation.save(tmp_path / "f")).test) == 0
-
-
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
         (lambda d: (d / "train.inputs.npy").unlink(), "missing"),
-        (lambda d: (d / "train.inputs.npy").write_bytes(b"x" * 10), "10 bytes, not"),
-        (lambda d: (d / "federation.json").write_text("{"), "not a readable manifest"),
+        (lambda d: (d / "train.inputs.npy").write_bytes(b"x" * 10), "missing, or not"),
+        (lambda d: (d / "federation.json").write_text("{"), "incomplete federation"),
         (lambda d: (d / "federation.json").write_text('{"format": "other"}'), "'other'"),
         (lambda d: (d / "federation.json").unlink(), "not a saved federation"),
     ],
@@ -297,21 +260,3 @@ def test_saving_never_overwrites_nor_leaves_half_a_directory(tmp_path):
     with pytest.raises(ConfigError, match="exists already"):
         federation.save(tmp_path / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
-
-
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
-    columns = {"fine": np.arange(3), "not for a file": np.array([object()])}
-    with pytest.raises(ValueError, match="Object arrays"):
-        write_columns(tmp_path / "f", columns, "about.json", {})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_opening_reads_no_values(tmp_path, monkeypatch):
-    """They were checked before they were saved, and may be larger than memory."""
-    directory = Federation.from_arrays(FINE, LABELS, OWNERS).save(tmp_path / "f")
-
-    def read(self, parts):
-        raise AssertionError(f"parts were read: {list(parts)}")
-
-    monkeypatch.setattr(Federation, "_mark_unusable", read)
-    assert Federation.open(directory).clients == len(set(OWNERS))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -63,12 +65,6 @@ def test_a_truncated_or_altered_file_is_refused_before_it_is_decoded(tmp_path, c
     assert decode.calls == 0
 
 
-def test_any_one_of_several_digests_will_do(tmp_path):
-    (tmp_path / "a.bin").write_bytes(CONTENT)
-    file = File("a.bin", digests=("md5:00", DIGEST))
-    open_source("s", (Copy("plain", (file,), Counting()),), tmp_path)
-
-
 def test_damaged_decoded_arrays_are_made_again(tmp_path):
     (tmp_path / "a.bin").write_bytes(CONTENT)
     decode = Counting()
@@ -80,17 +76,9 @@ def test_damaged_decoded_arrays_are_made_again(tmp_path):
     assert decode.calls == 2
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
-    (tmp_path / "a.bin").write_bytes(CONTENT)
-    (tmp_path / "notadir").write_bytes(b"")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "notadir"))
-    _, arrays = open_source("s", copies(Counting(), "a.bin"), tmp_path)
-    assert bytes(arrays["x"]) == CONTENT
-
-
 def test_missing_files_are_named_with_what_to_do(tmp_path):
     three = (*copies(Counting(), "a.bin", "b.bin", url="http://x/y"),)
-    with pytest.raises(ConfigError, match=r"s: .* holds none of its files \(a\.bin \.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"lacks a\.bin, b\.bin; put them there"):
         open_source("s", three, tmp_path)
     (tmp_path / "a.bin").write_bytes(CONTENT)
     with pytest.raises(ConfigError, match=r"lacks b\.bin; put them there, or unset FEDVEIL_DATA"):
@@ -98,7 +86,7 @@ def test_missing_files_are_named_with_what_to_do(tmp_path):
     local = copies(Counting(), "c.bin")
     with pytest.raises(ConfigError, match="write to the authors"):
         open_source("s", local, tmp_path, advice="write to the authors")
-    with pytest.raises(ConfigError, match="cannot be downloaded; write to the authors"):
+    with pytest.raises(ConfigError, match="write to the authors"):
         open_source("s", local, None, advice="write to the authors")
 
 
@@ -126,3 +114,18 @@ def test_without_a_directory_files_are_downloaded_into_the_cache(tmp_path, monke
     assert bytes(arrays["x"]) == CONTENT
     assert (tmp_path / "cache" / "fedveil" / "files" / "s" / "a.bin").is_file()
     assert available("s", remote) is not None
+
+
+def test_what_other_code_has_decoded_is_decoded_again(tmp_path, monkeypatch):
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    decode = Counting()
+    for changed in (b"", b"\n# keeps other arrays"):
+        source = tmp_path / "decoder.py"
+        source.write_bytes(b"def decode(paths): return counting(paths)" + changed)
+        spec = importlib.util.spec_from_file_location("decoder", source)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setitem(sys.modules, "decoder", module)
+        module.counting = decode
+        open_source("s", copies(module.decode, "a.bin"), tmp_path)
+    assert decode.calls == 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import pickle
-import struct
 import tarfile
 
 import numpy as np
@@ -58,80 +56,28 @@ def test_damaged_idx_files_are_refused(tmp_path, data):
         read_idx(path)
 
 
-class Python2Pickler(pickle._Pickler):
-    """Writes what Python 2 wrote, when CIFAR-10 was made: one kind of string, NumPy's old names."""
-
-    dispatch = pickle._Pickler.dispatch.copy()
-
-    def save_string(self, text):
-        data = text.encode("latin-1") if isinstance(text, str) else text
-        short = len(data) < 256
-        self.write(b"U" + bytes([len(data)]) if short else b"T" + struct.pack("<i", len(data)))
-        self.write(data)
-        self.memoize(text)
-
-    def save_global(self, thing, name=None):
-        self.write(f"c{thing.__module__}\n{thing.__name__}\n".replace("._core", ".core").encode())
-        self.memoize(thing)
-
-    dispatch[str] = dispatch[bytes] = save_string
-    dispatch[type] = save_global
-
-
-def python2_dumps(thing):
-    out = io.BytesIO()
-    Python2Pickler(out, protocol=2).dump(thing)
-    return out.getvalue()
-
-
-def cifar_archive(tmp_path, how):
+def cifar_archive(tmp_path):
     """An archive of five batches of two images and a test batch, and what it should hold."""
     images = RNG.integers(0, 256, (12, 32, 32, 3)).astype(np.uint8)
     labels = RNG.integers(0, 10, 12)
-    path = tmp_path / f"{how}.tar.gz"
+    path = tmp_path / "binary.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
             rows = slice(2 * i, 2 * i + 2)
             flat = images[rows].transpose(0, 3, 1, 2).reshape(2, 3072)
-            if how == "binary":
-                data = np.concatenate([labels[rows, None].astype(np.uint8), flat], axis=1).tobytes()
-                name += ".bin"
-            else:
-                batch = {b"data": flat, b"labels": labels[rows].tolist(), b"batch_label": b"x"}
-                data = python2_dumps(batch)
-                assert b"numpy.core.multiarray" in data
-            member = tarfile.TarInfo(f"cifar-10-batches/{name}")
+            data = np.concatenate([labels[rows, None].astype(np.uint8), flat], axis=1).tobytes()
+            member = tarfile.TarInfo(f"cifar-10-batches/{name}.bin")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     return path, images, labels
 
 
-@pytest.mark.parametrize("how", ["binary", "python"])
-def test_both_cifar_archives_hold_the_same_images(tmp_path, how):
-    path, images, labels = cifar_archive(tmp_path, how)
+def test_a_cifar_archive_holds_its_images_and_a_cut_one_is_refused(tmp_path):
+    path, images, labels = cifar_archive(tmp_path)
     read = read_cifar_archive(path)
     np.testing.assert_array_equal(read["x_train"], images[:10])
     np.testing.assert_array_equal(read["y_train"], labels[:10])
     np.testing.assert_array_equal(read["x_test"], images[10:])
-
-
-def test_a_pickle_that_runs_code_is_refused(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (print, ("run!",))
-
-    data = python2_dumps({b"data": Evil(), b"labels": []})
-    path = tmp_path / "evil.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        member = tarfile.TarInfo("cifar-10-batches/data_batch_1")
-        member.size = len(data)
-        archive.addfile(member, io.BytesIO(data))
-    with pytest.raises(ConfigError, match="print"):
-        read_cifar_archive(path)
-
-
-def test_a_cut_archive_is_refused(tmp_path):
-    path, _, _ = cifar_archive(tmp_path, "binary")
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(ConfigError, match=r"binary\.tar\.gz"):
         read_cifar_archive(path)
@@ -167,11 +113,6 @@ def test_serialized_examples_come_apart_again():
     assert parsed["label"] == [61]
     assert parsed["snippets"] == [b"To be, or not"]
     assert parse_example(example(big=[2**40, 300, 0]))["big"] == [2**40, 300, 0]
-
-
-def test_the_bytes_tensorflow_writes_are_understood():
-    """tf.train.Example with int64 feature 'label' = [3], as tensorflow serializes it."""
-    assert parse_example(b"\n\x10\n\x0e\n\x05label\x12\x05\x1a\x03\n\x01\x03") == {"label": [3]}
 
 
 def test_federated_databases_are_read_by_client_and_split(tmp_path):

@@ -5,7 +5,6 @@ The files are written, read, encoded, thinned and split by the code that `fedvei
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -324,24 +323,6 @@ def test_another_seed_holds_out_other_rows():
     np.testing.assert_array_equal(parts[0].inputs, parts[1].inputs)
     # Two independent fifths share a fifth of 120 rows, 24 on average; 60 is beyond 8 sigma.
     assert len(np.intersect1d(parts[0].inputs, parts[2].inputs)) < 60
-
-
-def test_tables_that_an_earlier_version_saved_are_not_certified(tmp_path):
-    """It left out rows without a label before it dealt the others, and did not always say so."""
-    table = {"who": ["a", "a", "b", "b"], "x": [1.0, 2.0, 3.0, 4.0], "y": ["k", "l", None, "k"]}
-    schema = {
-        "x": {"type": "number", "min": 0, "max": 9},
-        "y": {"type": "category", "categories": ["k", "l"]},
-    }
-    names = {"label": "y", "client_column": "who", "schema": {"columns": schema}}
-    saved = from_table(table, **names, test_fraction=0.0).save(tmp_path / "saved")
-    opened = Federation.open(saved)
-    assert opened.unprotected == ()
-    assert opened.train.usable.tolist() == [True, True, False, True]
-    about = json.loads((saved / "federation.json").read_text())
-    about["format"] = "fedveil federation 2"
-    (saved / "federation.json").write_text(json.dumps(about))
-    assert "an earlier version" in Federation.open(saved).unprotected[0]
 
 
 class Colour(str, Enum):  # noqa: UP042

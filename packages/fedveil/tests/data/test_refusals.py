@@ -6,12 +6,10 @@ import gzip
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import fedveil as fv
 from fedveil.core.errors import ConfigError
-from fedveil.data.partition import IID
 from fedveil.data.public_facts import public_facts
 
 SCHEMA = {
@@ -77,14 +75,6 @@ def test_a_quote_that_nobody_closes_swallows_no_row(tmp_path: Path, odd: bytes) 
     assert fv.from_table(_written(tmp_path, escaped, False), **settings).sizes.tolist() == [2, 2, 2]
 
 
-def test_a_line_of_another_length_deals_no_other_row_anew(tmp_path: Path) -> None:
-    settings = {"label": "y", "schema": SCHEMA, "partition": IID(clients=3), "test_fraction": 0.0}
-    usual = fv.from_table(_written(tmp_path, ROWS, False), **settings)
-    odd = fv.from_table(_written(tmp_path, [ROWS[0], b"b", *ROWS[2:]], False), **settings)
-    pairs = zip(_parts(usual), _parts(odd), strict=True)
-    assert sum(first != second for first, second in pairs) == 1
-
-
 @pytest.mark.parametrize("client", ["a", "b", "c"])
 @pytest.mark.parametrize("left", [b"", b"x,y\n", b"x,y\n1", b"\xef\xbb\xbfx,y\r\n1,no,\r\n"])
 def test_a_client_whose_file_says_nothing_is_still_a_client(
@@ -107,14 +97,3 @@ def test_without_a_schema_the_line_is_named(tmp_path: Path) -> None:
     """Nothing is certified there, and a mistake in the file should be seen."""
     with pytest.raises(ConfigError, match="line 3"):
         fv.from_table(_written(tmp_path, [ROWS[0], b"b,2"], False), label="y", client_column="who")
-
-
-@pytest.mark.parametrize("kind", [object, "str", "string", "category", "float64", "Float64"])
-def test_a_column_of_a_frame_in_which_nobody_has_a_value_is_read(kind: object) -> None:
-    """Whether the first value in it is there must not decide whether the run begins."""
-    labels = ["no", "yes"] * 3
-    for value in (None, "1" if kind in (object, "str", "string", "category") else 1.0):
-        frame = pd.DataFrame({"who": list("abcabc"), "y": labels})
-        frame["x"] = pd.Series([value, *[None] * 5], dtype=kind)
-        federation = fv.from_table(frame, label="y", client_column="who", schema=SCHEMA)
-        assert federation.clients == 3

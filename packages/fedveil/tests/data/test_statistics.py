@@ -23,8 +23,6 @@ from fedveil.data import dp_schema, statistics
 from fedveil.data.dp_schema import Offer, affordable, buy
 from fedveil.data.schema import Column, Kind
 from fedveil.data.statistics import GRID, ROW, Range, Voters, range_of, spread_votes, threshold
-from fedveil.planning.assemble import federation_of
-from fedveil.planning.recipe import DataSection
 from fedveil.privacy.accounting import account
 from fedveil.privacy.mechanisms import NoisySelection, NoisyVotes
 from fedveil.privacy.releases import PrivacyModel, Release
@@ -139,17 +137,6 @@ def test_one_unit_moves_the_votes_by_no_more_than_was_accounted(unit: Unit, seed
         )
         assert first.stds[0] == second.stds[0]
         assert moved / first.stds[0] <= allowed * (1 + 1e-12)
-
-
-def test_votes_of_a_client_never_exceed_one() -> None:
-    """However many rows it has, and however they fall: in each column its integers add up to the
-    whole at most, so its vector has length one at most."""
-    draw = np.random.default_rng(0)
-    for rows in (1, 2, 3, 7, 1000, 123_457):
-        codes = draw.integers(-1, 9, rows)
-        votes = Voters(np.zeros(rows, np.int64)).votes(codes, 9)
-        assert votes.min() >= 0
-        assert votes.sum() <= GRID
 
 
 @pytest.mark.parametrize("failure", [1e-4, 1e-7, 1e-12, 1e-15, 1e-18])
@@ -279,19 +266,6 @@ def test_what_is_bought_is_about_right(unit: Unit) -> None:
     assert not affordable(offer, 50, len(table))
 
 
-def test_a_name_that_one_client_alone_has_is_not_published() -> None:
-    """200 attempts, each of which may fail with probability 1e-6: a false alarm in 5,000 runs."""
-    table, rows = big(600), 600
-    labels = table["ill"].to_pylist()
-    labels[7] = "secret"
-    table = {"income": table["income"], "ill": pa.chunked_array([labels])}
-    clients = np.arange(rows) % 300
-    for seed in range(200):
-        offer = Offer(Unit.CLIENT, Trust.CENTRAL, 3.0, 1e-6, seed=seed)
-        columns = buy(table, "ill", clients, offer, ".").columns
-        assert "secret" not in columns["ill"].categories
-
-
 SECTION = ("--client-column", "site", "--label", "ill", "--classes", "no,yes", "--quiet")
 
 
@@ -344,32 +318,6 @@ def test_a_run_is_certified_without_a_schema(
     assert model.predict(frame).tolist() == ["yes", "no"]
 
 
-def test_several_processes_do_not_buy_several_times(
-    hospitals: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each would train its clients on statistics of its own, of which the ledger counts one."""
-    names = {"TORCHELASTIC_RUN_ID": "one", "WORLD_SIZE": "2", "RANK": "1"}
-    for name, value in names.items():
-        monkeypatch.setenv(name, value)
-    table = str(hospitals / "visits.csv")
-    assert main(["run", "--data", table, *SECTION, "--output", str(hospitals / "two")]) == 2
-    assert "each process would choose" in capsys.readouterr().err
-    assert not (hospitals / "two").exists()
-
-
-def test_nothing_that_was_bought_is_shown_before_it_is_in_a_ledger(
-    hospitals: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (hospitals / "taken").mkdir()
-    table = str(hospitals / "visits.csv")
-    loud = [word for word in SECTION if word != "--quiet"]
-    assert main(["run", "--data", table, *loud, "--output", str(hospitals / "taken")]) == 2
-    said = capsys.readouterr().err
-    assert "exists already" in said
-    assert "inputs" not in said
-    assert not list(hospitals.glob("*.bought*"))  # nor was anything bought
-
-
 def test_a_purchase_that_came_to_nothing_is_in_a_ledger(
     hospitals: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,24 +355,6 @@ def test_a_purchase_that_came_to_nothing_is_in_a_ledger(
     assert statistics_alone == paid["releases"]
     assert 0 < paid["epsilon"] < whole["epsilon"]
     assert sorted(path.name for path in hospitals.glob("broken*")) == ["broken", *kept]
-
-
-@pytest.mark.parametrize("odd", ["maybe", "7", "x" * 99])
-def test_no_row_vanishes_with_its_label(hospitals: Path, tmp_path: Path, odd: str) -> None:
-    """A record with a label that nobody declared is still one row of its client: sizes are public
-    where records are replaced, so they must not move."""
-    lines = (hospitals / "visits.csv").read_text().splitlines()
-    lines[9] = lines[9].rpartition(",")[0] + f",{odd}"
-    (tmp_path / "odd.csv").write_text("\n".join(lines) + "\n")
-    offer = Offer(Unit.RECORD, Trust.DISTRIBUTED, 8.0, 1e-6, 3, seed=1)
-    names = {"label": "ill", "client_column": "site", "classes": ("no", "yes"), "offer": offer}
-    plain = fv.from_table(hospitals / "visits.csv", **names)
-    found = fv.from_table(tmp_path / "odd.csv", **names)
-    assert found.offsets.tolist() == plain.offsets.tolist()
-    assert len(found.test) == len(plain.test)
-    assert (found.notes, found.features) == (plain.notes, plain.features)
-    changed = (found.train.targets != plain.train.targets).sum()
-    assert changed + (found.test.targets != plain.test.targets).sum() <= 1
 
 
 @pytest.mark.filterwarnings("error")
@@ -472,19 +402,6 @@ def test_no_cell_stops_a_purchase_or_makes_it_warn(tmp_path: Path, kind: str) ->
     found = fv.from_table(path, label="y", client_column="who", classes=("no", "yes"), offer=offer)
     assert len(found.train) + len(found.test) == rows
     assert np.isfinite(found.train.inputs).all()
-
-
-def test_a_recipe_that_asks_for_bought_statistics_does_not_get_others(hospitals: Path) -> None:
-    file = str(hospitals / "visits.csv")
-    data = DataSection(file=file, client_column="site", label="ill", statistics="bought")
-    with pytest.raises(fv.ConfigError, match="bought by fedveil run --data"):
-        federation_of(data)
-
-
-def test_what_was_not_paid_for_was_not_bought() -> None:
-    document = {"unit": "record", "trust": "local", "entropy": "system", "releases": []}
-    with pytest.raises(fv.ConfigError, match="nothing was paid"):
-        dp_schema.Bought.from_dict(document)
 
 
 def test_shares_of_many_clients_cost_what_they_should() -> None:
@@ -558,16 +475,3 @@ def test_nothing_is_bought_for_a_table_without_inputs() -> None:
         with pytest.raises(fv.ConfigError, match="no column besides 'y' can be used as an input"):
             fv.from_table(frame, label="y", client_column="who", classes=classes, offer=offer)
     assert not paid
-
-
-def test_terms_named_by_words_are_those_terms() -> None:
-    """Each record of its own votes by words too, and nobody picks names under distributed trust."""
-    frame = {"who": [str(row % 50) for row in range(400)], "y": list("pq") * 200}
-    frame["x"] = [float(row % 7) for row in range(400)]
-    offer = Offer("record", "distributed", 1.0, 1e-6, shares=50)  # type: ignore[arg-type]
-    assert offer == Offer(Unit.RECORD, Trust.DISTRIBUTED, 1.0, 1e-6, shares=50)
-    found = fv.from_table(frame, label="y", client_column="who", offer=offer)
-    assert found.bought is not None
-    assert {type(one.mechanism).__name__ for one in found.bought.releases} == {
-        "DiscreteGaussianSum"
-    }

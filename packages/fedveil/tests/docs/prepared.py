@@ -24,6 +24,9 @@ from fedveil.planning import recipe as recipes
 Scope = dict[str, Any]
 
 
+_CLINICS = ("north", "south"), ("healthy", "ill")
+
+
 def data() -> Scope:
     """Arrays, a table of forty clients, a run on it, and frames of its columns."""
     draw = np.random.default_rng(1)
@@ -43,11 +46,15 @@ def data() -> Scope:
     assert main(["run", *words, *given, "--output", "RUN"]) == 0
     frame = {"id": ["1", "2"], "income": [80.0, 20.0], "purpose": ["car", "house"]}
     frame["grade"] = ["A", "B"]
-    for client, kind in product(("north", "south"), ("healthy", "ill")):
+    for client, kind in product(*_CLINICS):
         folder = Path("clinics") / client / kind
         folder.mkdir(parents=True)
         picture = Image.fromarray(draw.integers(0, 256, (40, 40), np.uint8))
         picture.save(folder / "1.png")
+        (Path("scans") / client).mkdir(parents=True, exist_ok=True)
+        picture.save(Path("scans") / client / f"{kind}.png")
+    listed = [f"{client}/{kind}.png,{kind}" for client, kind in product(*_CLINICS)]
+    Path("labels.csv").write_text("\n".join(["file,label", *listed]) + "\n")
     pairs = [list(zip(inputs[half::2], targets[half::2], strict=True)) for half in (0, 1)]
     parts = [[{"image": image, "label": label} for image, label in one] for one in pairs]
     return {
@@ -109,9 +116,9 @@ def secagg() -> Scope:
     from fedveil.privacy.secure_sums.dropouts import Dropouts
     from fedveil.privacy.secure_sums.params import SecAggParams
     from fedveil_federation.secagg.device_store import DeviceStore, Lock
+    from fedveil_federation.secagg.masked import Simulation
     from fedveil_federation.secagg.participant import Participant
     from fedveil_federation.secagg.roster import Roster
-    from fedveil_federation.secagg.simulation import Simulation
 
     key = Path("device.key")
     key.touch(mode=0o600)

@@ -52,7 +52,6 @@ OTHERS = (
     "north/",
     "results/N",
 )
-PARTS = ("What goes wrong", "In fedveil", "Tests")  # of each section of conformance.md
 _COMMAND = re.compile(r"\bfedveil ([a-z]+)\b([^`\n]*)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
@@ -167,49 +166,6 @@ def sources(*folders: str) -> str:
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_every_name_on_a_page_exists(page: str) -> None:
     assert list(unknown(page)) == []
-
-
-def test_each_of_the_twelve_pitfalls_names_tests_that_watch_it() -> None:
-    """That they exist, the test above checks."""
-    sections = re.split(r"^## (?=\d)", PAGES["docs/conformance.md"], flags=re.MULTILINE)[1:]
-    table = re.findall(r"^\| (\d+) \| ([^|]+) \|", PAGES["docs/conformance.md"], re.MULTILINE)
-    assert [section.splitlines()[0] for section in sections] == [
-        f"{number}. {name}" for number, name in table
-    ]
-    assert len(sections) == 12
-    for section, (_, name) in zip(sections, table, strict=True):
-        wrong, ours, tests = (section.find(f"**{part}.**") for part in PARTS)
-        assert 0 < wrong < ours < tests, name
-        assert len(re.findall(r"`tests/\S+::", section[tests:])) >= 3, name
-        row = next(
-            line for line in PAGES["docs/conformance.md"].splitlines() if f"| {name} |" in line
-        )
-        assert ("Not avoided:" in section) == (row.count(";") > 0), name
-
-
-def test_names_that_do_not_exist_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = ["fedveil train", "--nose", "make coffee", "run/circle.py", "fedveil.magic.core.Hat"]
-    wrong += ["training.round", "privacy.sigma"]
-    wrong += ["tests/docs/test_names.py::test_no_such", "tests/docs/none.py::test_x", "tests/a::b"]
-    wrong += ["tests/audit/test_audit.py::test_planted_faults_are_noticed[no such fault]"]
-    page = "".join(f"Try `{word}`.\n" for word in wrong)
-    page += "    fedveil run --sed 1  # --this is a comment\n"
-    page += "```sh\nfedveil report R --pdf\n```\nfv.Plam\n"
-    monkeypatch.setitem(PAGES, "docs/made-up.md", page)
-    others = {"fedveil run --sed", "fedveil report --pdf", "fv.Plam"}
-    assert set(unknown("docs/made-up.md")) == {*wrong, *others}
-
-
-@pytest.mark.parametrize("command", commands())
-def test_every_argument_is_explained_in_one_line(command: str) -> None:
-    told = {}
-    for action in arguments(parser_of(command)):
-        name = "/".join(action.option_strings) or action.dest
-        assert action.help, name
-        assert len(action.help) <= 100, name
-        assert not action.help.endswith("."), name
-        told[name] = action.help
-    assert told["--json"] == "print one JSON document on stdout"
 
 
 def test_no_file_tells_where_it_was_made() -> None:

@@ -28,11 +28,6 @@ def printed(notebook: Any) -> list[str]:
     return found
 
 
-def test_there_are_three_and_they_are_small() -> None:
-    assert {path.stem for path in NOTEBOOKS} == {"quick-start", "own-model", "audit"}
-    assert all(path.stat().st_size < 60_000 for path in NOTEBOOKS)
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_and_prints_what_is_committed(path: Path, tmp_path: Path) -> None:
     committed = nbformat.read(path, as_version=4)

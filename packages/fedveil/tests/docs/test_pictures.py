@@ -20,11 +20,3 @@ def test_the_figure_shows_what_the_results_say() -> None:
     assert len(found) > 5
     assert any(proved > claimed for _, claimed, proved in found)
     assert any(proved < claimed for _, claimed, proved in found)
-
-
-def test_pictures_are_small_and_load_nothing() -> None:
-    for picture in (ROOT / "docs" / "images").iterdir():
-        assert picture.stat().st_size < 150_000, picture.name
-        if picture.suffix == ".svg":
-            text = picture.read_text(encoding="utf-8")
-            assert not re.findall(r"url\(['\"]?http|href=\"http|@font-face", text), picture.name

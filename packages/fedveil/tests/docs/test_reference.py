@@ -6,12 +6,10 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from tests.docs.blocks import ROOT
-
 import fedveil as fv
 from fedveil.cli import commands as registered
 from fedveil.cli import parser_of
-from tools.docs_site import _listed, commands, python
+from tools.docs_site import commands, python
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -36,21 +34,3 @@ def test_every_public_name_is_in_the_reference_with_its_docstring() -> None:
     text = python()
     assert set(re.findall(r"^### fv\.(\w+)$", text, re.MULTILINE)) == set(fv.__all__)
     assert "* `seconds`: " in text  # of RoundReport: fields are a list
-
-
-def test_fields_become_a_list_and_other_text_does_not() -> None:
-    shown = _listed("Both.\nrounds: how many\n    in all.\nclip, norm: of one.")
-    assert shown == "Both.\n\n* `rounds`: how many\n  in all.\n* `clip, norm`: of one."
-    for text in ("Noise on all: it is exact", "One word: here", "    code: 1"):
-        assert _listed(text) == text
-
-
-def test_the_glossary_has_the_words_that_pages_and_reports_rest_on() -> None:
-    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    words = " ".join(re.findall(r"^\*\*(.+?)\.\*\*", page, re.MULTILINE)).lower()
-    for kind in (fv.Unit, fv.Adjacency, fv.Trust, fv.Budget, fv.Guarantee, fv.Method, fv.Plan):
-        assert kind.__name__.lower() in words
-    for word in ("epsilon", "delta", "mu", "cohort", "clip norm", "noise multiplier", "ledger"):
-        assert word in words
-    for word in ("certified", "protected", "simulated", "audit", "report", "schema", "hub", "site"):
-        assert word in words

@@ -72,7 +72,7 @@ def main(path: Path, scheme: str, seed: int | None, point: str = "", dies_in: in
     else:
         directory = RunDirectory.create(path, plan, {"scheme": scheme})
     run = fv.Run(plan, every=1).keep_in(directory)
-    run._engine = Recorder(run.engine, path, dies_in if point == "train" else -1)
+    vars(run)["engine"] = Recorder(run.engine, path, dies_in if point == "train" else -1)
     if point == "noise":
         step = type(plan.optimizer).step
 
@@ -94,5 +94,5 @@ def main(path: Path, scheme: str, seed: int | None, point: str = "", dies_in: in
     for report in run:
         if point == "shown" and report.round_number == dies_in + 1:
             die()
-    directory.write_model(run.model_file())
+    directory.finish(run.model_file(), {})
     directory.close()

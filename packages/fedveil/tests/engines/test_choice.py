@@ -53,10 +53,10 @@ def test_auto_picks_the_fastest_engine_and_says_why(model: str) -> None:
     assert choice.processes == 1
 
 
-def test_noise_takes_a_linear_model_out_of_the_span_of_its_data() -> None:
+def test_noise_takes_a_linear_model_out_of_algebra() -> None:
     job = make_job("softmax", RULES["per example, noisy (Hu)"], SHAPINGS["clip"])
     assert choose(job).name == "mlp"
-    with pytest.raises(ConfigError, match="gradient noise"):
+    with pytest.raises(ConfigError, match="more than plain SGD"):
         build_engine(job, "algebra")
 
 
@@ -218,31 +218,11 @@ def test_a_second_thread_is_for_operations_that_are_long(
     assert choose(job, workload=Workload(10, 100)).threads == threads
 
 
-@pytest.mark.parametrize(
-    ("affinity", "count", "asked", "found"),
-    [
-        (3, 8, None, 3),
-        (3, 8, "2", 2),
-        (3, 8, "5", 3),
-        (3, 8, "0", 3),
-        (3, 8, "all", 3),
-        (None, 8, None, 8),  # not every system knows which cores a process may use
-        (None, None, None, 1),
-    ],
-)
+@pytest.mark.parametrize(("asked", "found"), [(None, 3), ("2", 2), ("5", 3), ("0", 3), ("all", 3)])
 def test_cores_are_those_that_the_process_may_use(
-    affinity: int | None,
-    count: int | None,
-    asked: str | None,
-    found: int,
-    monkeypatch: pytest.MonkeyPatch,
+    asked: str | None, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if affinity is None:
-        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    else:
-        cpus = set(range(affinity))
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)

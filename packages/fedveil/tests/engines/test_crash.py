@@ -19,9 +19,7 @@ from tests.processes import PROCESSES
 import fedveil as fv
 from fedveil.privacy.accounting import account
 from fedveil.privacy.ledger import read
-from fedveil.run.checkpoint import load_checkpoint
-from fedveil.run.directory import RunDirectory
-from fedveil.run.evidence import CHECKPOINT, _metadata, examined
+from fedveil.run.directory import CHECKPOINT, RunDirectory, _metadata, examined, load_checkpoint
 from fedveil.training.engines.contract import RoundRequest
 
 POINTS = ["train", "noise", "store"]  # between reservation and storage

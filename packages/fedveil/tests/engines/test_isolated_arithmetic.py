@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fedveil.training.engines.isolated_arithmetic import aligned, aligned_stack, products
 
@@ -63,29 +62,6 @@ def test_a_matrix_times_itself_turned_is_its_own(
         own = aligned(given[one : one + 1].clone())
         assert torch.equal(products(own, own.mT)[0], products(whole, whole.mT)[one])
         assert torch.equal(products(own.mT, own)[0], products(whole.mT, whole)[one])
-
-
-@pytest.mark.parametrize("size", [5, 10, 11, 63, 70])
-def test_parts_and_conversions_of_a_stack_are_multiplied_alike(size: int) -> None:
-    """Moments are cut out of larger matrices, which were computed in double precision."""
-    draw = torch.Generator().manual_seed(size)
-    given = torch.randn(CLIENTS, size + 1, size + 1, generator=draw, dtype=torch.float64)
-    vectors = torch.randn(CLIENTS, size, 1, generator=draw)
-
-    def multiplied(clients: slice) -> list[Tensor]:
-        held = aligned(given[clients].clone()).float()
-        part, wide = held[:, :size, :size], held.double()[:, :size, :size]
-        return [
-            products(part, vectors[clients]),
-            products(part.mT, vectors[clients]),
-            products(wide, wide),
-            products(wide.mT, products(wide, wide)),
-        ]
-
-    together = multiplied(slice(None))
-    for one in range(CLIENTS):
-        for alone, whole in zip(multiplied(slice(one, one + 1)), together, strict=True):
-            assert torch.equal(alone[0], whole[one])
 
 
 def test_every_part_of_a_stack_is_aligned_alike() -> None:

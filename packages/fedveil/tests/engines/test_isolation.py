@@ -150,10 +150,8 @@ def test_a_clients_integers_are_its_own_under_every_rule(
     check(job_of(model, RULES[rule]), engine)
 
 
-@pytest.mark.parametrize(
-    "rule", ["full batch, three steps, decaying", "two epochs, weight decay", "momentum"]
-)
-@pytest.mark.parametrize("model", ["linear", "wide linear", "softmax", "wide softmax"])
+@pytest.mark.parametrize("rule", ["full batch, one step", "two epochs, weight decay"])
+@pytest.mark.parametrize("model", ["linear", "wide linear", "wide softmax"])
 @pytest.mark.parametrize("worth", [0, 300_000], ids=["Gram matrices kept", "computed anew"])
 def test_a_clients_integers_are_the_same_in_any_cohort(
     model: str, rule: str, worth: int, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +161,7 @@ def test_a_clients_integers_are_the_same_in_any_cohort(
     sizes, draw = (20, 17, 5, 20, 33, 3, 16, 17, 200, 5, 18, 33), np.random.default_rng(7)
     job = replace(make_job(model, RULES[rule], GRID, sizes), isolated=True)
     alone = [rows_of(job, "algebra", [client], 1)[0][0] for client in range(len(sizes))]
-    for _ in range(12):
+    for _ in range(6):
         cohort = draw.permutation(len(sizes))[: draw.integers(2, len(sizes) + 1)].tolist()
         for client, row in zip(cohort, rows_of(job, "algebra", cohort, 3)[0], strict=True):
             assert torch.equal(row, alone[client]), (client, cohort)

@@ -24,8 +24,7 @@ from fedveil.training.client.batches import step_counts
 from fedveil.training.client.update_pipeline import UpdatePipeline
 from fedveil.training.engines.choose import build_engine
 from fedveil.training.engines.contract import RoundRequest, threads_at
-from fedveil.training.engines.process_group import WorkerFailed, Workers
-from fedveil.training.engines.processes import ProcessEngine, split
+from fedveil.training.engines.processes import ProcessEngine, WorkerFailed, Workers, split
 from fedveil.training.engines.shared_memory import bytes_to_copy, share
 
 from .jobs import RULES, SIZES, make_job, start_of
@@ -92,7 +91,7 @@ class Deaf:
 
 def test_workers_that_do_not_end_are_killed_after_two_seconds() -> None:
     workers, deaf = object.__new__(Workers), [Deaf(), Deaf()]
-    workers._processes, workers._logs = deaf, []  # type: ignore[assignment]
+    workers._processes, workers._logs, workers._pipes = deaf, [], []  # type: ignore[assignment]
     workers.close()
     for process in deaf:
         assert process.killed

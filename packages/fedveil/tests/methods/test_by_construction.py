@@ -46,24 +46,6 @@ def test_sums_are_divided_by_a_number_that_no_cohort_changes():
     assert torch.equal(found[0], found[2])
 
 
-def test_reports_of_a_protected_run_hold_released_values_only():
-    run = fv.Run(protected(), every=1)
-    for report in run:
-        public = ("round", "loss", "accuracy", "rmse", "examples", "epsilon")
-        assert all(name.startswith(public) for name in report.to_dict())
-    run.close()
-    kept = {field.name for field in fields(run.state)} | set(run.state.optimizer)
-    secret = ("norm", "cohort", "loss", "total", "sum", "seed", "size")
-    assert not [name for name in kept if any(word in name for word in secret)]
-
-
-@pytest.mark.parametrize("mean", [12.5, 0.3, "12"])
-def test_a_mean_number_of_participations_is_no_bound(mean):
-    """16 clients, cohorts of 10, 20 rounds: the mean is 12.5 and somebody comes 16 times."""
-    with pytest.raises(fv.ConfigError, match="participations"):
-        fv.Release(fv.Gaussian(1.0), fv.Poisson(0.1), 20, participations=mean)
-
-
 @given(
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=7, max_size=7),
     st.integers(1, 10**6),
@@ -148,6 +130,24 @@ def test_what_is_sent_is_never_the_same_twice(secure_sum):
         run.close()
         seen.append(run.weights)
     assert (seen[0] != seen[1]).all()
+
+
+def test_reports_of_a_protected_run_hold_released_values_only():
+    run = fv.Run(protected(), every=1)
+    for report in run:
+        public = ("round", "loss", "accuracy", "rmse", "examples", "epsilon")
+        assert all(name.startswith(public) for name in report.to_dict())
+    run.close()
+    kept = {field.name for field in fields(run.state)} | set(run.state.optimizer)
+    secret = ("norm", "cohort", "loss", "total", "sum", "seed", "size")
+    assert not [name for name in kept if any(word in name for word in secret)]
+
+
+@pytest.mark.parametrize("mean", [12.5, 0.3, "12"])
+def test_a_mean_number_of_participations_is_no_bound(mean):
+    """16 clients, cohorts of 10, 20 rounds: the mean is 12.5 and somebody comes 16 times."""
+    with pytest.raises(fv.ConfigError, match="participations"):
+        fv.Release(fv.Gaussian(1.0), fv.Poisson(0.1), 20, participations=mean)
 
 
 def test_a_model_that_does_not_fit_the_classes_is_refused_before_anything_is_spent():

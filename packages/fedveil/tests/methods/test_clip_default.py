@@ -43,11 +43,6 @@ def test_a_recipe_without_a_clip_has_one_that_falls(settings, tracked):
     )
 
 
-def test_a_quantile_of_ones_own_may_rise():
-    privacy = recipe("privacy.clip_quantile=0.5").privacy
-    assert (privacy.clip_norm, privacy.clip_quantile, privacy.clip_highest) == (1.0, 0.5, None)
-
-
 def noise(*settings: str) -> float:
     chosen = recipe(*settings)
     return plan_of(chosen, federation_of(chosen.data)).noise_multiplier or 0.0

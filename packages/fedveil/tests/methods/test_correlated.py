@@ -167,12 +167,6 @@ def test_what_makes_no_sense_is_refused(more, said):
         planned(*more)
 
 
-def test_bands_alone_say_nothing():
-    chosen = recipes.with_defaults(recipes.parse({}, ["privacy.bands=2"], {"seed": 1}))
-    with pytest.raises(fv.ConfigError, match=r"privacy\.correlated"):
-        plan_of(chosen, federation_of(chosen.data))
-
-
 def test_momentum_reaches_the_factor():
     plain, heavy = (law_of(planned(f"server.momentum={m}")).factor for m in (0.0, 0.9))
     assert heavy[1] > plain[1]

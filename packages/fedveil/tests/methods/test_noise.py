@@ -76,7 +76,7 @@ def test_noise_on_updates(placement, factor, arithmetic):
         arithmetic is fv.Arithmetic.IDEALISED and getattr(placement, "rotation", None) is None
     )
     kurtosis = 6.0 if order == 1 else 3.0
-    check_std(released(made, 2500 if order == 1 else 800), Z * C * factor, kurtosis)
+    check_std(released(made, 1000 if order == 1 else 320), Z * C * factor, kurtosis)
 
 
 @pytest.mark.parametrize("tracked", [False, True], ids=["updates", "counts"])
@@ -106,39 +106,6 @@ def test_uploads_across_machines_sum_to_what_one_machine_releases(placement, tra
     assert np.array_equal(at.upload(0, rows[0]), rows[0]) == trusted  # bare only for a trusted one
 
 
-@pytest.mark.parametrize("arithmetic", fv.Arithmetic)
-@pytest.mark.parametrize("law", fv.Noise)
-def test_fus_noise_item_has_the_corrected_variance(law, arithmetic):
-    """Corollaries 1.1 and 2.1 for equal weights, at the rates of the round.
-
-    E |w_t|^2 = p * v / b, with v = 2 (T_l Xi / eps)^2 for Laplace and Xi^2 sigma^2 T_l for
-    Gaussian noise: once, not twice, sigma^2.
-    """
-    zeta, steps, epsilon, delta = 0.6, 3, 3.0, 1e-3
-    local = fv.LocalTraining(fv.LearningRate(0.5, decay=8.0), steps=steps)
-    method = fv.client_noise(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
-    from tests.methods.reference import federation
-
-    from fedveil.planning.plan import Budget, plan
-    from fedveil.privacy.accountants.exact import gaussian_noise
-    from fedveil.training.models.zoo import build
-
-    data = federation()
-    budget = Budget(epsilon=epsilon, delta=0.0 if law is fv.Noise.LAPLACE else delta)
-    made = plan(method, data, build("logistic", data), budget=budget, seed=1, arithmetic=arithmetic)
-    participations, xi = 4, 2 * zeta * 0.5 * steps  # T_l; s = 2 for a replaced client
-    if law is fv.Noise.LAPLACE:
-        variance = 2 * (participations * xi / epsilon) ** 2
-    else:
-        variance = xi**2 * gaussian_noise(epsilon, delta) ** 2 * participations
-    rows = released(made, 1500) / N  # the mean over the cohort
-    found = np.mean(np.sum(rows**2, axis=1))
-    expected = made.layout.size * variance / N
-    relative = 5 / math.sqrt(1500 * made.layout.size)
-    assert found == pytest.approx(expected, rel=5 * relative)
-    assert 5 * relative < 0.2  # twice the variance, the paper's corollary 2.1, would fail
-
-
 @pytest.mark.parametrize("trust", [fv.Trust.CENTRAL, fv.Trust.DISTRIBUTED])
 @pytest.mark.parametrize("arithmetic", fv.Arithmetic)
 def test_noise_on_votes(trust, arithmetic):
@@ -146,7 +113,7 @@ def test_noise_on_votes(trust, arithmetic):
     made = planned(
         fv.ae_dpfl(local=rule(), voting=voting, placement=VoteNoise(trust)), Z, arithmetic
     )
-    check_std(released(made, 800), Z * math.sqrt(4))
+    check_std(released(made, 320), Z * math.sqrt(4))
 
 
 def noisy_updates(made: fv.Plan, count: int) -> np.ndarray:
@@ -171,7 +138,7 @@ def test_noise_on_gradients(secure, arithmetic):
     gamma, bound, rate = max(SIZES), 0.8, 0.4
     local = fv.LocalTraining(fv.LearningRate(rate), steps=1, batch_size=gamma)
     method = fv.dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=secure)
-    rows = noisy_updates(planned(method, Z, arithmetic), 400)
+    rows = noisy_updates(planned(method, Z, arithmetic), 310)
     check_std(rows - rows.mean(axis=0), rate * Z * bound / gamma * math.sqrt(N))
 
 
@@ -181,7 +148,7 @@ def test_every_local_step_of_hu_draws_noise_of_its_own():
     method = fv.gradient_noise(
         rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=False
     )
-    rows = noisy_updates(planned(method, 400.0), 400)
+    rows = noisy_updates(planned(method, 400.0), 310)
     check_std(rows - rows.mean(axis=0), rate * 400 * bound / gamma * math.sqrt(N * steps))
 
 
@@ -205,10 +172,10 @@ def test_the_tracked_count_is_noisy_and_accounted(placement, arithmetic):
     assert made.context is not None
     norms = torch.full((N,), 2 * C)
     norms[:2] = C / 2  # two of N are inside: the sum of (bit - 1/2) is 2 - N / 2
-    counts = [counted(made, tracking, norms, k) for k in range(1500)]
+    counts = [counted(made, tracking, norms, k) for k in range(400)]
     std, limit = 0.5 * N, stats.norm.isf(FALSE_ALARM / 4)
-    assert abs(np.mean(counts) - (2 - N / 2)) < limit * std / math.sqrt(1500)
-    assert abs(np.var(counts) / std**2 - 1) < limit * math.sqrt(2 / 1500)
+    assert abs(np.mean(counts) - (2 - N / 2)) < limit * std / math.sqrt(400)
+    assert abs(np.var(counts) / std**2 - 1) < limit * math.sqrt(2 / 400)
 
     plain = planned(replace(method, clip_rule=None), Z, arithmetic)
     assert made.guarantee.epsilon > plain.guarantee.epsilon
@@ -226,24 +193,6 @@ def counted(
     counts = update_sum(made, number, np.arange(N), Randomness(SEED), {}).count
     halves = tracking.halves(counts, fv.Clip(C), norms)
     return float(counts.protect(halves.sum(dim=0), counts.cohort))
-
-
-def test_a_tracked_clip_finds_the_quantile_of_the_norms():
-    norms = torch.from_numpy(np.random.default_rng(3).uniform(1, 3, size=500)).float()
-    tracking = fv.AdaptiveClipping(fv.Clip(0.2), quantile=0.7, rate=0.3, bit_noise=1e-3)
-    made = planned(
-        fv.dp_fedavg(rounds=2, cohort=EVERYONE, local=rule(), clip=fv.Clip(0.2), tracking=tracking)
-    )
-    assert made.context is not None
-    placement = made.method.placement
-    assert placement is not None
-    state: dict[str, torch.Tensor] = {}
-    for round_number in range(120):
-        clip = tracking.clip(made.method.local, round_number, state)
-        share = float((norms <= clip.norm).float().mean())
-        state, shown = tracking.follow((share - 0.5) * 500, 500.0, clip, state)
-        assert shown == pytest.approx(share)
-    assert clip.norm == pytest.approx(np.quantile(norms.numpy(), 0.7), rel=0.1)
 
 
 def test_statistics_alone_leave_the_clip_where_it_is():
@@ -270,17 +219,3 @@ def test_a_tracked_clip_moves_by_its_formula_within_a_thousandfold_of_the_first(
             assert used in planned_clips
     steps = np.log2([clip.norm / 0.25 for clip in planned_clips]) * 8
     np.testing.assert_allclose(steps, np.arange(-80, 81), atol=1e-9)  # 2^(80 / 8) > 1000
-
-
-def test_a_plans_releases_are_what_its_guarantee_accounts():
-    for placement, _ in UPDATES.values():
-        order = 1 if getattr(placement, "noise", None) is fv.Noise.LAPLACE else 2
-        method = fv.dp_fedavg(
-            rounds=3, cohort=EVERYONE, local=rule(), clip=fv.Clip(C, order), placement=placement
-        )
-        made = planned(method, Z)
-        assert made.privacy_model is not None
-        again = fv.account(
-            made.releases(3), privacy_model=made.privacy_model, delta=made.guarantee.delta
-        )
-        assert again == made.guarantee

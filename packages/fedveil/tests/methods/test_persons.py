@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,10 @@ def planned(
 
 
 TRUSTED = {"trusted": True, "secure_sum": False}
+SLOW = partial(pytest.param, marks=pytest.mark.slow)  # mixtures of many
 
 
-@pytest.mark.parametrize(("sites", "epsilon"), [(None, 4.517), (2, 10.20), (4, 24.27)])
+@pytest.mark.parametrize(("sites", "epsilon"), [(None, 4.517), (2, 10.20), SLOW(4, 24.27)])
 def test_a_person_at_several_sites_has_the_golden_epsilon(
     sites: int | None, epsilon: float
 ) -> None:
@@ -70,7 +72,7 @@ def test_a_person_at_several_sites_has_the_golden_epsilon(
     assert "one person" in plan.guarantee.summary
 
 
-@pytest.mark.parametrize(("records", "epsilon"), [(2, 10.20), (8, 62.18)])
+@pytest.mark.parametrize(("records", "epsilon"), [(2, 10.20), SLOW(8, 62.18)])
 def test_a_record_level_plan_says_what_a_person_has(records: int, epsilon: float) -> None:
     """By the mixture, for as many records as are declared and enforced, and none if nobody says."""
     plan = planned(visits(records_per_person=records), fv.Unit.RECORD, **TRUSTED)
@@ -225,6 +227,26 @@ def test_what_cannot_be_proved_cannot_be_planned(
 ) -> None:
     with pytest.raises(error):
         planned(visits(), fv.Unit.PERSON, rounds=2, **TRUSTED, **settings)
+    nameless = replace(visits(), train=replace(visits().train, persons=None), verified=True)
+    with pytest.raises(ConfigError, match="person_column"):
+        planned(nameless, fv.Unit.PERSON, rounds=2)
+
+
+def test_a_table_is_asked_for_its_persons(tmp_path: Path) -> None:
+    """By a name in its header, which is public; where they are named, they are protected."""
+    file = str(file_of(tmp_path))
+    given = {"data.file": file, "data.client_column": "hospital", "data.label": "ill"}
+    given |= {"data.statistics": "data", "privacy.epsilon": 2.0, "training.method": "dp-sgd"}
+    given |= {"training.rounds": 2, "training.learning_rate": 0.5, "training.local_steps": 1}
+    given |= {"privacy.clip_norm": 1.0, "privacy.unit": "record"}
+    chosen = choose(parse({}, (), given), set(given))
+    assert any("--person-column patient_id" in note for note in chosen.notes)
+    kept = {key: value for key, value in given.items() if key != "privacy.unit"}
+    del kept["training.method"]
+    named = {**kept, "data.person_column": "patient_id"}
+    chosen = choose(parse({}, (), named), set(named))
+    assert chosen.recipe.privacy.unit == "person"
+    assert not any("--person-column" in note for note in chosen.notes)
 
 
 def test_artificial_clients_are_dealt_whole_persons() -> None:
@@ -248,20 +270,3 @@ def test_persons_must_be_known() -> None:
     nameless = fv.Federation.from_arrays(inputs, np.arange(60) % 2, np.arange(60) % 3, classes=2)
     with pytest.raises(ConfigError, match="person_column"):
         planned(nameless, fv.Unit.PERSON, rounds=2)
-
-
-def test_a_table_is_asked_for_its_persons(tmp_path: Path) -> None:
-    """By a name in its header, which is public; where they are named, they are protected."""
-    file = str(file_of(tmp_path))
-    given = {"data.file": file, "data.client_column": "hospital", "data.label": "ill"}
-    given |= {"data.statistics": "data", "privacy.epsilon": 2.0, "training.method": "dp-sgd"}
-    given |= {"training.rounds": 2, "training.learning_rate": 0.5, "training.local_steps": 1}
-    given |= {"privacy.clip_norm": 1.0, "privacy.unit": "record"}
-    chosen = choose(parse({}, (), given), set(given))
-    assert any("--person-column patient_id" in note for note in chosen.notes)
-    kept = {key: value for key, value in given.items() if key != "privacy.unit"}
-    del kept["training.method"]
-    named = {**kept, "data.person_column": "patient_id"}
-    chosen = choose(parse({}, (), named), set(named))
-    assert chosen.recipe.privacy.unit == "person"
-    assert not any("--person-column" in note for note in chosen.notes)

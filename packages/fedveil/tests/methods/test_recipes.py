@@ -29,7 +29,12 @@ def test_there_is_a_recipe_for_every_method():
     assert {path.stem for path in RECIPES.glob("*.toml")} >= set(METHODS)
 
 
-@pytest.mark.parametrize("name", LEAST)
+SLOW = ("gradient-noise", "ddgauss", "mix", "ae-dpfl")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in LEAST]
+)
 def test_recipes_reach_a_sensible_accuracy(name):
     table = recipes.read(RECIPES / f"{name}.toml")
     recipe = recipes.with_defaults(recipes.parse(table, (), {"seed": 0}))

@@ -251,24 +251,6 @@ def test_cheng(penalty, sparsity, shares, noise):
     check(made, step, TOLERANCE)
 
 
-def test_hu_for_clients_is_the_clipped_update_with_shares():
-    made = planned(
-        fv.gradient_noise(
-            rounds=ROUNDS, cohort=BALANCED, local=rule(), clip_norm=0.2, unit=fv.Unit.CLIENT
-        )
-    )
-
-    def step(weights, round_number, cohort):
-        uploads = [
-            clipped(sgd(made, weights, c, round_number), 0.2)
-            + drawn("noise", round_number, len(weights), 0.7 * 0.2 / 2, int(c))
-            for c in cohort
-        ]
-        return weights + np.mean(uploads, axis=0)
-
-    check(made, step, TOLERANCE)
-
-
 def test_ddgauss():
     """Dense matrices instead of the fast transform, integers instead of tensors."""
     c = 0.2
@@ -345,23 +327,3 @@ def test_ae_dpfl(noise):
             np.sqrt(second / (1 - 0.999**t)) + 1e-8
         )
     np.testing.assert_allclose(after, weights, rtol=2e-4, atol=1e-5)
-
-
-WIDE = 1e6  # a clip that never acts
-
-
-@pytest.mark.parametrize("name", ["client-noise", "liang", "bounded-sparse", "dp-fedavg"])
-def test_without_noise_and_active_clips_methods_are_fedavg(name):
-    local = fv.LocalTraining(fv.LearningRate(0.3), steps=4)
-    common = {"rounds": ROUNDS, "cohort": FOUR, "local": local}
-    method = {
-        "client-noise": lambda: fv.client_noise(**common, clip_norm=WIDE),
-        "liang": lambda: fv.dp_fed(**common, clip=fv.Clip(WIDE)),
-        "bounded-sparse": lambda: fv.bounded_sparse(
-            **common, clip=fv.Clip(WIDE), penalty=0.9, sparsity=0.0
-        ),
-        "dp-fedavg": lambda: fv.dp_fedavg(**common, clip=fv.Clip(WIDE)),
-    }[name]()
-    plain = trajectory(planned(fv.fedavg(**common)))
-    for silent, reference in zip(trajectory(planned(method, 0.0)), plain, strict=True):
-        np.testing.assert_allclose(silent, reference, rtol=1e-5, atol=1e-7)

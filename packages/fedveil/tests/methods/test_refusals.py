@@ -66,26 +66,6 @@ def test_refused_with_what_would_work(line):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("statistics", [True, False], ids=["running statistics", "batch's own"])
-def test_per_example_clipping_with_batch_normalisation_is_refused(statistics):
-    norm = nn.BatchNorm1d(4, track_running_stats=statistics)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), norm, nn.Linear(4, 3))
-    method = fv.dp_sgd(
-        rounds=2, cohort=fv.CohortRule(fv.Scheme.EVERYONE), local=rule(batch_size=3), clip_norm=1.0
-    )
-    with pytest.raises(fv.FedveilError, match="normalisation"):
-        fv.plan(method, DATA, model, budget=fv.Budget(epsilon=4.0), seed=1)
-
-
-def test_group_normalisation_is_not_refused():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.GroupNorm(2, 4), nn.Linear(4, 3))
-    method = fv.dp_sgd(
-        rounds=2, cohort=fv.CohortRule(fv.Scheme.EVERYONE), local=rule(batch_size=3), clip_norm=1.0
-    )
-    assert fv.plan(method, DATA, model, budget=fv.Budget(epsilon=4.0), seed=1).guarantee is not None
-
-
 def test_random_cohorts_get_no_credit_from_who_sees_them():
     """Local trust with a random cohort is charged as if everybody came every round."""
     everyone = planned("dp-fedavg", "privacy.trust=local", "training.sampling=everyone")
@@ -94,12 +74,6 @@ def test_random_cohorts_get_no_credit_from_who_sees_them():
     hidden = planned("dp-fedavg", "training.sampling=poisson", "training.rate=0.1")
     open_ = planned("dp-fedavg", "training.sampling=everyone")
     assert hidden.noise_multiplier < open_.noise_multiplier
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.1, float("nan")])
-def test_a_server_that_could_not_learn_from_votes_is_refused(rate):
-    with pytest.raises(fv.ConfigError, match=r"voting\.learning_rate"):
-        fv.Voting(learning_rate=rate)
 
 
 def test_post_processing_cannot_change_the_guarantee():
@@ -130,3 +104,29 @@ def test_every_method_promises_what_it_says():
         assert (made.guarantee is not None) == entry.private
         if made.guarantee is not None:
             assert str(made.guarantee.unit) in entry.protects.replace("data of one ", "")
+
+
+@pytest.mark.parametrize("statistics", [True, False], ids=["running statistics", "batch's own"])
+def test_per_example_clipping_with_batch_normalisation_is_refused(statistics):
+    norm = nn.BatchNorm1d(4, track_running_stats=statistics)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), norm, nn.Linear(4, 3))
+    method = fv.dp_sgd(
+        rounds=2, cohort=fv.CohortRule(fv.Scheme.EVERYONE), local=rule(batch_size=3), clip_norm=1.0
+    )
+    with pytest.raises(fv.FedveilError, match="normalisation"):
+        fv.plan(method, DATA, model, budget=fv.Budget(epsilon=4.0), seed=1)
+
+
+def test_group_normalisation_is_not_refused():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.GroupNorm(2, 4), nn.Linear(4, 3))
+    method = fv.dp_sgd(
+        rounds=2, cohort=fv.CohortRule(fv.Scheme.EVERYONE), local=rule(batch_size=3), clip_norm=1.0
+    )
+    assert fv.plan(method, DATA, model, budget=fv.Budget(epsilon=4.0), seed=1).guarantee is not None
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, float("nan")])
+def test_a_server_that_could_not_learn_from_votes_is_refused(rate):
+    with pytest.raises(fv.ConfigError, match=r"voting\.learning_rate"):
+        fv.Voting(learning_rate=rate)

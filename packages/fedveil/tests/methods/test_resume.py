@@ -9,7 +9,7 @@ import fedveil as fv
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
-from fedveil.run.checkpoint import load_checkpoint
+from fedveil.run.directory import load_checkpoint
 
 MIXED = [
     "data.clients=20",

@@ -269,7 +269,7 @@ def test_continuous_shares_of_everybody_add_up_to_the_same_noise():
     nothing, everybody = torch.zeros(plan.layout.size), np.arange(20)
     for noise in (
         plan.private_noise,
-        plan.private_noise.in_one_draw().fit(plan.private_noise.facts),
+        replace(plan.private_noise, one_draw=True).fit(plan.private_noise.facts),
     ):
         at = replace(noise.at(), cohort=everybody, randomness=Randomness(8))
         spread = float(noise.protect(at, nothing).std()) / 2.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -158,3 +160,27 @@ def test_weights_other_than_those_of_training_are_refused() -> None:
 def test_what_cannot_be_loaded_is_refused_by_its_key(settings: dict[str, str], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         BackboneFeatures(**settings)
+
+
+def test_timm_takes_weights_from_the_file_alone_and_nothing_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = ModuleType("huggingface_hub.constants")
+    hub.HF_HUB_OFFLINE = False
+    timm, asked = ModuleType("timm"), []
+
+    def create_model(name: str, *, pretrained: bool, num_classes: int) -> nn.Module:
+        asked.append((name, pretrained, num_classes, hub.HF_HUB_OFFLINE))
+        return tiny(5)[:5]
+
+    timm.create_model = create_model
+    config = {"input_size": (3, 16, 16), "mean": (0.5,) * 3, "std": (0.2,) * 3}
+    timm.data = SimpleNamespace(resolve_model_data_config=lambda network: config)
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.constants", hub)
+    save_file(tiny()[:5].state_dict(), tmp_path / "own.safetensors")
+
+    BackboneFeatures("timm:small", backbone_weights=str(tmp_path / "own.safetensors"))
+    BackboneFeatures("timm:small")
+    assert asked == [("small", False, 0, True), ("small", True, 0, True)]
+    assert hub.HF_HUB_OFFLINE is False

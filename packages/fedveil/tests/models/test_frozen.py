@@ -16,10 +16,14 @@ from torch import nn
 import fedveil as fv
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Randomness
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.run.run import Run
 from fedveil.run.trained import load_run
+from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.training.engines.choose import build_engine
+from fedveil.training.engines.contract import Job, RoundRequest, summed
 from fedveil.training.models.flat import flatten, layout_of
 from fedveil.training.models.frozen import LowRank, adapt, freeze, start_from
 
@@ -103,6 +107,89 @@ def test_an_adapter_adds_nothing_at_first_and_then_what_it_says(layer: nn.Module
         )
         wanted = nn.functional.conv2d(inputs, layer.weight + change, layer.bias, 2, 1)
     assert torch.allclose(adapted(inputs), wanted, atol=1e-5)
+
+
+class Block(nn.Module):
+    """A transformer's layer and a head, as others write them."""
+
+    def __init__(self, **settings: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, **settings)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(states.mean(1))
+
+
+class PeftLike(nn.Module):
+    """A linear layer with the user's own adapter, in the way of `peft`."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base_layer = layer.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, layer.out_features, bias=False)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + 2.0 * self.lora_B["default"](self.lora_A["default"](x))
+
+
+@pytest.mark.parametrize("settings", [{}, {"kdim": 8, "vdim": 8}])
+def test_attention_gets_adapters_for_all_of_its_matrices(settings: dict[str, int]) -> None:
+    torch.manual_seed(1)
+    block, inputs = Block(**settings), torch.randn(2, 5, 8)
+    expected = block(inputs)
+    adapted = adapt(freeze(block, ["*", "!head"]), 2)
+    torch.testing.assert_close(adapted(inputs), expected)
+    trained = {slot.name.split(".")[0] for slot in layout_of(adapted)}
+    assert trained == {"attention", "head"}
+    own = adapted.attention
+    for up in own.up:
+        nn.init.normal_(up)
+    moved = adapted(inputs)
+    assert not torch.allclose(moved, expected)
+    with torch.no_grad():
+        for name, up, down in zip(own.names, own.up, own.down, strict=True):
+            own.layer.get_parameter(name).add_(up @ down)
+            up.zero_()
+    torch.testing.assert_close(adapted(inputs), moved)
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    adapt(freeze(encoder, ["*"]), 1)
+    for up in encoder.self_attn.up:
+        nn.init.normal_(up)
+    with torch.inference_mode():  # the quick way would pass by the adapters
+        torch.testing.assert_close(encoder.eval()(inputs), encoder.train()(inputs))
+
+
+def peft_like() -> nn.Module:
+    block = Block()
+    return freeze(nn.Sequential(block, PeftLike(nn.Linear(3, 3), 2)), ["0", "!0.head"])
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(
+    "build", [lambda: adapt(freeze(Block(), ["*", "!head"]), 2), peft_like], ids=["own", "peft"]
+)
+def test_records_are_protected_beside_frozen_layers(build, secure: bool) -> None:
+    """Clipped gradients of single examples are those of autograd, one example at a time."""
+    torch.manual_seed(2)
+    module, draw = build(), np.random.default_rng(0)
+    inputs = draw.standard_normal((12, 5, 8)).astype(np.float32)
+    labels = draw.integers(0, 3, 12)
+    data = fv.Federation.from_arrays(inputs, labels, np.zeros(12, int), classes=3, test_fraction=0)
+    clip = fv.GradientClip(0.05, per_example=True)
+    rule = fv.LocalTraining(fv.LearningRate(1.0), steps=1, batch_size=12, gradient_clip=clip)
+    layout, start = layout_of(module), flatten(module)
+    job = Job(data, module, layout, rule, UpdatePipeline(), Randomness(1), secure)
+    found = -summed(build_engine(job), job, RoundRequest(start, np.array([0]), 0)).total * 12
+    total = torch.zeros_like(start)
+    for x, y in zip(torch.from_numpy(inputs), torch.from_numpy(labels), strict=True):
+        loss = nn.functional.cross_entropy(module(x[None]), y[None])
+        own = [one for one in module.parameters() if one.requires_grad]
+        each = torch.cat([one.flatten() for one in torch.autograd.grad(loss, own)])
+        total += each * min(1.0, 0.05 / float(each.norm()))
+    torch.testing.assert_close(found.float(), total, rtol=1e-4, atol=1e-6)
 
 
 def test_a_start_fills_what_fits_and_refuses_a_frozen_gap(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedveil as fv
-from fedveil.cli import main
 from fedveil.core.randomness import Randomness
 from fedveil.methods.parts.certificate import non_expansive
 from fedveil.training.client.local_training import GradientClip
@@ -149,10 +147,10 @@ def few(outputs: Tensor, targets: Tensor) -> Tensor:
     [
         (lambda x, y: (Backwards.apply(x)[:, 0] - y).square(), "a mistake on the way back"),
         (few, "a mistake in larger batches"),
-        (lambda x, y: (x[:, 0] - y - x.mean()).square(), "depends on the other examples"),
-        (lambda x, y: (x[:, 0] - y).square() / y.abs().max(), "depends on the other examples"),
-        (Remembers(), "remembers what it was shown"),
-        (lambda x, y: (x[:, 0] - y).square() * torch.rand(()), "draws at random"),
+        (lambda x, y: (x[:, 0] - y - x.mean()).square(), "depends on others of its batch"),
+        (lambda x, y: (x[:, 0] - y).square() / y.abs().max(), "depends on others of its batch"),
+        (Remembers(), "depends on others of its batch"),
+        (lambda x, y: (x[:, 0] - y).square() * torch.rand(()), "depends on others of its batch"),
         (lambda x, y: (x[:, 0] - y).square().mean(), "one number for each example"),
         (lambda x, y: (x - y).square(), r"of 3 examples it gives \[3, 3\]"),
         (lambda x, y: 0.0, "it gives float"),
@@ -207,35 +205,3 @@ def test_no_loss_but_the_task_s_own_is_certified_to_be_convex() -> None:
     assert non_expansive(context) is not None
     weighted = replace(context.local, loss=fv.ClassWeights((1.0, 100.0)))
     assert non_expansive(replace(context, local=weighted)) is None
-
-
-def test_weights_by_name_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draw = np.random.default_rng(0)
-    lines = ["who,x,late"]
-    for row in range(600):
-        x = draw.standard_normal()
-        lines.append(f"{row % 3},{x:.3f},{'yes' if x + draw.standard_normal() > 1.5 else 'no'}")
-    table = tmp_path / "t.csv"
-    table.write_text("\n".join(lines) + "\n")
-    given = ["--data", str(table), "--client-column", "who", "--label", "late", "--seed", "1"]
-    settings = ("training.rounds=30", "training.learning_rate=1", "privacy.epsilon=1000")
-    given += ["--classes", "no,yes", "--quiet", *(f"--set={one}" for one in settings)]
-    recalls = []
-    for name, more in (("plain", []), ("weighted", ["--class-weights", "no=1,yes=20"])):
-        assert main(["run", *given, *more, "--output", str(tmp_path / name)]) == 0
-        found = fv.load_run(tmp_path / name).evaluate(table)
-        recalls.append(found.figures["balanced_accuracy"])
-    assert recalls[1] > recalls[0] + 0.05
-    said = fv.load_run(tmp_path / "weighted").bundle.guarantee
-    assert "The weights of the classes are public" in str(said)
-    capsys.readouterr()
-    for wrong, why in (
-        ("balanced", "how often classes occur is private"),
-        ("no=1,maybe=2", "no class 'maybe'; there are no, yes"),
-        ("no:1", "write names and numbers, as no=1,yes=5"),
-        ("no=-1", "must be zero or positive"),
-    ):
-        assert main(["run", *given, "--class-weights", wrong, "--output", str(tmp_path / "x")]) == 2
-        assert why in capsys.readouterr().err

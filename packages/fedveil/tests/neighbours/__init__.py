@@ -14,6 +14,7 @@ the noise (`make fuzz`; `make test` runs a few thousand pairs):
 (e) whatever follows the noise depends on noisy values alone: given the same ones, both runs go on
     with the same weights, bit for bit;
 (f) and so does everything that a run writes or shows;
+(s) every record, person or client that is sampled in secret tosses a coin of its own in every step;
 (r) a refusal is something that is shown: both worlds meet it, in the same words, or none does.
 
 Three searches follow from each number. A deep case is a federation, recipe, method and engine, run

@@ -28,6 +28,8 @@ METHODS = {
 CORRELATED = 4  # one case in so many has correlated noise, if it can
 SEVERAL = 8  # one case in so many has several labels, if it has classes
 SECRET = 4  # one case in so many has secret batches, if its noise is in the gradients
+COINS = 9  # one case in so many has clients with secret coins, if its noise comes in shares
+SCALED = 11  # one case in so many has budgets of single clients, if they are kept by clipping
 PERSONS = 7  # one case in so many protects persons, if its noise is in the gradients
 RESUMED = 16  # one case in so many has a public schedule, and is killed and resumed as well
 LOSSES = ("huber", "fragile")  # of somebody's own; the second raises at numbers that are too large
@@ -56,6 +58,7 @@ class Case:
     loss: str = ""  # one of LOSSES; empty: the task's own
     given: str = ""  # one of GIVEN; empty: the run makes its engine
     persons: bool = False  # whose records are known, and who are protected
+    scaled: bool = False  # clients clip to shares of the clip
 
     @property
     def features(self) -> bool:
@@ -77,6 +80,7 @@ class Case:
             "loss": self.loss,
             "given": self.given,
             "persons": self.persons,
+            "scaled": self.scaled,
         }
         more |= self.dealing
         said = ", ".join(f"{key}={value}" for key, value in more.items() if value)
@@ -109,6 +113,10 @@ def draw_case(seed: int) -> Case:
     if method == "gradient-noise" and seed % SECRET == 3:
         table["training"]["batches"] = "poisson"
         table["privacy"].pop("unit", None)
+    shares = table["privacy"].get("trust") == "distributed" or method == "ddgauss"
+    if shares and not kind.by_record and seed % COINS == 7 and method != "ae-dpfl":
+        table["training"] |= {"sampling": "secret-poisson", "rate": float(draw.choice((0.4, 0.9)))}
+        table["training"].pop("cohort", None)
     if slow:
         _shorten(table["training"])
     if path == "csv":
@@ -128,8 +136,18 @@ def draw_case(seed: int) -> Case:
         pixels=path == "direct" and kind.task != "sequence" and bool(draw.random() < 0.08),
         room=int(draw.choice((20, 100, 500))) if draw.random() < 0.3 else None,
         slow=slow or table.get("aggregation", {}).get("secure") == "masked",
+        scaled=seed % SCALED == 6 and _scalable(method, table),
     )
     return _with_persons(_with_parts(made))
+
+
+def _scalable(method: str, table: dict[str, dict[str, Any]]) -> bool:
+    """Whether a smaller clip of one client bounds what it sends, and its place stays its own."""
+    training, privacy = table["training"], table["privacy"]
+    clipped = method in ("dp-fedavg", "bounded-sparse", "ddgauss", "client-noise")
+    places = training.get("sampling") in ("everyone", "round-robin", "balanced", "secret-poisson")
+    whole = {"clip_quantile", "public_clients", "correlated"}.isdisjoint(privacy)
+    return clipped and places and whole and privacy.get("adjacency") != "add-remove"
 
 
 def _with_persons(case: Case) -> Case:

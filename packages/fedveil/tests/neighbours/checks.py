@@ -18,13 +18,16 @@ from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.accountants.discrete_sums import DiscreteSumStep, PoissonDiscreteStep
 from fedveil.privacy.accountants.laplace import LaplaceStep
 from fedveil.privacy.accountants.steps import Step
+from fedveil.privacy.budgets import scaled_releases
 from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.gradient_perturbation import NoisyGradients
 from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.translation import step_of
+from fedveil.training.client.batches import step_counts, unit_sizes
 
+from .coupling import BATCHES, CLIENTS
 from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints, Notes, mixed
 from .worlds import World
 
@@ -89,6 +92,8 @@ def compare(one: World, two: World, change: Change) -> list[Violation]:
         *_public(one, two),
         *_isolation(one, two, change, one.plan.method.rounds),
         *_sensitivity(one, two, change),
+        *_coins(one),
+        *_coins(two),
         *_afterwards(one, two, change),
     ]
 
@@ -149,6 +154,10 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
     """(b): how far each round's sums moved, in units of the noise that was drawn."""
     privacy_model = one.plan.privacy_model
     releases, steps = one.releases, one.steps
+    scale = one.plan.scales[one.names.index(change.name)] if one.plan.scales else 1.0
+    if scale < 1:  # it pays for less than the others do
+        releases = tuple(scaled_releases(releases, scale))
+        steps = [step_of(release, privacy_model) for release in releases]
     if isinstance(releases[0].mechanism, CorrelatedGaussian):
         yield from _correlated(one, two, change, releases[0], steps[0])
         return
@@ -166,6 +175,9 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
             continue
         yield from _without_noise(one, change, round_number)
         moved = [_moved(one, two, change, purpose, round_number) for purpose in (UPDATES, COUNT)]
+        drawn = len(moved) - moved.count(None)
+        if isinstance(law, PoissonSampled) and drawn > len(law.mechanisms):
+            yield Violation("b", f"{where}: {drawn} sums on one coin, accounted one by one")
         if isinstance(steps[0], (LaplaceStep, DiscreteSumStep)):
             for step, distance in zip(steps, moved, strict=False):
                 if distance is not None:
@@ -299,9 +311,27 @@ def _gradients(
         yield from _within(moved, each, f"round {round_number + 1}, step {key[3] + 1}")
     if not secret:
         yield from _within(math.sqrt(total), allowed, f"round {round_number + 1}, all steps")
-    elif taken > law.local_steps:
+    elif taken != law.local_steps and (round_number, change.name) in one.notes.rows:
         said = f"{taken} steps, accounted {law.local_steps}"
         yield Violation("d", f"round {round_number + 1}: {change.name} takes {said}")
+
+
+def _coins(world: World) -> Iterator[Violation]:
+    """(s): every unit has a coin of its own in every step, and tosses it whatever others' say."""
+    plan = world.plan
+    if plan.local.batch_rate is not None and plan.local.batch_rate < 1:
+        units, rule = unit_sizes(plan.federation, plan.local), plan.local
+        wanted = dict(zip(world.names, (units * step_counts(units, rule)).tolist(), strict=True))
+        for round_number, name in world.notes.updates:
+            tossed = world.coins.get((BATCHES, round_number, name))
+            if tossed != wanted[name]:
+                yield Violation("s", f"{name} tosses {tossed} coins for {wanted[name]}")
+                return
+    if plan.sampling.coin_rate < 1:
+        tossed = {key[1:] for key in world.coins if key[0] == CLIENTS}
+        for round_number, name in sorted(world.notes.rows.keys() - tossed):  # of all who train
+            yield Violation("s", f"{name} trains in round {round_number + 1} without a coin")
+            return
 
 
 def _times(privacy_model: PrivacyModel, change: Change) -> int:

@@ -12,6 +12,7 @@ from fedveil.core.randomness import Randomness, Stream
 
 Words = npt.NDArray[np.uint64]
 
+COINS = BATCHES, CLIENTS = "batch coins", "coin"  # purposes of what is tossed where the data are
 _WORD = np.dtype("<u8")
 
 
@@ -22,11 +23,16 @@ class Tagged(Stream):
         super().__init__(streams.key(purpose, round_number, name))
         self.purpose, self.round_number, self.name = purpose, round_number, name
         self.uses = 0  # draws of noise so far
+        self._coins = 0  # tossed so far
         self._streams = streams
 
     def words(self, count: int) -> Words:
-        """Cohorts are drawn client by client: a word belongs to a name, not to a position."""
+        """Cohorts are drawn client by client: a word belongs to a name, not to a position. How many
+        words coins take is noted."""
         names = self._streams.names
+        if self.purpose in COINS:
+            self._coins += count
+            self._streams.coins[self.purpose, self.round_number, self.name] = self._coins
         if self.purpose != "cohort" or count != len(names):
             return super().words(count)
         keys = b"".join(self._streams.key("member", self.round_number, name)[:8] for name in names)
@@ -40,6 +46,7 @@ class Streams:
         self._case = case
         self._seeded = Randomness(case % 2**62)
         self.names: Sequence[str] = ()
+        self.coins: dict[tuple[str, int, str | None], int] = {}  # by purpose, round and client
         self._numbers: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def name_clients(self, names: Sequence[str]) -> None:

@@ -37,8 +37,8 @@ from fedveil.training.engines import (
     choose,
     contract,
     dual,
-    dual_kernel,
     example_gradients,
+    gradients,
     local_sgd,
     moments,
 )
@@ -61,7 +61,7 @@ _ROOM = (
     (rows, "_VALUES"),
     (rows, "_TOGETHER"),
     (example_gradients, "_VALUES"),
-    (dual_kernel, "_GATHERED"),
+    (dual, "_GATHERED"),
     (clipping, "_BLOCK"),
 )
 
@@ -148,7 +148,7 @@ class Recorder:
             run_module.build_engine,
             CorrelatedNoise.protect,
             choose.why_not_vmap,
-            choose.example_way,
+            gradients.example_way,
             run_module.job_of,
             dp_schema.summaries,
             dp_schema._selected,
@@ -367,7 +367,7 @@ def recording(
         (dp_schema, "summaries", recorder.columns),
         (dp_schema, "_selected", recorder.selected),
         (choose, "why_not_vmap", recorder.why_not_vmap),
-        (choose, "example_way", recorder.example_way),
+        (gradients, "example_way", recorder.example_way),
         (Randomness, "stream", method(streams.stream)),
         (Randomness, "shuffle_words", method(streams.shuffle_words)),
         # For speed alone: nothing is evaluated, and seeding looks for GPUs at length.

@@ -63,6 +63,7 @@ class World:
     engine: str = ""  # which trained the clients
     parts: dict[str, int] = field(default_factory=dict)  # machine of each client, if there were two
     shown: list[str] = field(default_factory=list)  # warnings on the terminal
+    coins: dict[Any, int] = field(default_factory=dict)  # how many each client has tossed
 
     @cached_property
     def releases(self) -> tuple[Release, ...]:
@@ -77,7 +78,7 @@ class World:
     @cached_property
     def public(self) -> dict[str, Any]:
         """What is decided before the first round, by name."""
-        of_plan = ("sampling", "privacy_model", "layout", "warnings")
+        of_plan = ("sampling", "privacy_model", "layout", "warnings", "scales", "rates")
         of_data = ("notes", "class_names", "features", "classes", "unprotected")
         return {
             **{name: getattr(self.plan, name) for name in of_plan},
@@ -111,6 +112,8 @@ def play(
         streams.name_clients(names)
         if anew or first is None or names != first.names:
             planned = plan_for(case, chosen, federation)
+            if case.scaled:
+                planned = replace(planned, scales=tuple(map(scale_of, names)))
         else:
             if case.features:
                 federation = with_features(federation, features_of(chosen.model))
@@ -118,7 +121,7 @@ def play(
         run = Run(
             planned, speed=speed_of(case), every=NEVER, engine=_given(case, planned, recorder)
         )
-        world = World(names, run.plan, notes)  # which knows what runs it
+        world = World(names, run.plan, notes, coins=streams.coins)  # which knows what runs it
         world.engine = run.choice.name
         if keep is not None:
             run.keep_in(RunDirectory.create(keep, run.plan, recipes.to_table(chosen)))
@@ -139,6 +142,11 @@ def play(
                 run.directory.close()
         world.shown = sorted({str(one.message) for one in warned})
     return world
+
+
+def scale_of(name: str) -> float:
+    """The share of the clip to which a client keeps: a public number, by its name."""
+    return (0.05, 0.4, 1.0)[sum(name.encode()) % 3]
 
 
 def speed_of(case: Case) -> Speed:

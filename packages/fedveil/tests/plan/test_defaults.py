@@ -16,7 +16,6 @@ from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.run.run import Run
 from fedveil.run.scores import Scores
 from fedveil.tune.defaults import FEW, Chosen, choose
-from fedveil.tune.tuner import SearchProgress
 
 SCHEMA = """
 [columns.x]
@@ -122,17 +121,6 @@ def test_how_many_clients_are_few(tmp_path: Path, clients: int) -> None:
     assert unit == ("record" if clients < FEW else "client")
 
 
-def test_what_the_user_sets_is_kept(tmp_path: Path) -> None:
-    path = table(tmp_path, "t.csv", clients=40, each=5, seed=5, signal=1.0)
-    keys = ("training.rounds=7", "privacy.clip_norm=0.25", "training.local_epochs=3")
-    choice = chosen_for(path, *keys, "training.rate=0.5")
-    training = choice.recipe.training
-    assert (training.rounds, training.local_epochs, training.local_steps) == (7, 3, None)
-    assert (training.rate, training.sampling) == (0.5, "poisson")
-    assert choice.recipe.privacy.clip_norm == 0.25
-    assert "7 rounds of 3 local epochs at rate" in choice.notes[-1]
-
-
 @pytest.mark.parametrize(
     ("unit", "given"),
     [
@@ -157,26 +145,6 @@ def test_every_choice_can_be_made_by_the_user(
     assert ("averaged" in choice.notes[-1]) == ("server.average=none" not in given)
 
 
-def test_ctrl_c_ends_the_search_and_everything_after_it(tmp_path: Path) -> None:
-    path = table(tmp_path, "t.csv", clients=32, each=5, seed=5, signal=1.0)
-
-    def stop(progress: SearchProgress) -> None:
-        raise KeyboardInterrupt
-
-    given = {"data.file": str(path), "data.client_column": "who", "data.label": "y", "seed": 1}
-    given["data.schema"] = str(path.parent / "schema.toml")
-    with pytest.raises(KeyboardInterrupt):
-        choose(recipes.parse({}, (), given), set(given), show=stop)
-
-
-def test_a_method_of_the_user_s_is_not_tuned(tmp_path: Path) -> None:
-    path = table(tmp_path, "t.csv", clients=10, each=5, seed=6, signal=1.0)
-    choice = chosen_for(path, "training.method=fedavg")
-    assert choice.recipe.training.method == "fedavg"
-    assert choice.recipe.training.rounds == 50
-    assert not choice.notes
-
-
 def test_the_unit_chooses_a_method() -> None:
     """In any recipe, unless it names one; and then that one must protect the unit."""
 
@@ -191,14 +159,6 @@ def test_the_unit_chooses_a_method() -> None:
         recipe = recipes.with_defaults(recipe)
         with pytest.raises(ConfigError, match=r"\bunit: "):
             plan_of(recipe, federation_of(recipe.data))
-
-
-def test_records_need_no_batch_size() -> None:
-    recipe = recipes.with_defaults(recipes.parse({}, ["privacy.unit=record", "seed=1"]))
-    plan = plan_of(recipe, federation_of(recipe.data))
-    assert plan.guarantee is not None
-    assert plan.guarantee.unit is Unit.RECORD
-    assert plan.method.local.batch_size == plan.federation.sizes.max()
 
 
 def test_nothing_chosen_follows_the_true_number_of_clients_if_another_is_declared(

@@ -65,15 +65,6 @@ def test_another_method_has_its_own_epsilon_and_its_own_cohorts():
     assert other.spent(9) == epsilon(other)
 
 
-def test_another_federation_is_planned_for_as_it_is():
-    plan = planned(method())
-    larger = fv.load("digits", clients=60)
-    moved = replace(plan, federation=larger)
-    assert moved.sampling.expected_cohort == 30
-    assert moved.privacy_model.population == 60
-    assert moved.context.federation is larger
-
-
 class Running(nn.Module):
     """Adds what it saw last: one client's data in the next one's update."""
 
@@ -100,22 +91,6 @@ def test_a_model_that_was_changed_after_planning_is_not_run():
         fv.Run(plan)
 
 
-def test_every_round_of_another_method_or_noise_is_tried():
-    """A round that cannot be run would fail after it was paid for."""
-    plan = planned(method())
-    with pytest.raises(fv.ConfigError, match="noise"):
-        replace(plan, noise_multiplier=1e-12)
-    rate = fv.LearningRate(0.5, fv.Schedule.COSINE, 2.0)
-    ends = fv.client_noise(
-        rounds=4,
-        cohort=fv.CohortRule(fv.Scheme.EVERYONE),
-        local=fv.LocalTraining(rate, steps=2),
-        clip_norm=1.0,
-    )
-    with pytest.raises(fv.ConfigError, match=r"training\.decay"):
-        replace(plan, method=ends)
-
-
 def test_a_seed_or_its_absence_is_what_the_guarantee_says():
     plan = planned(method())
     assert plan.guarantee.certified
@@ -124,15 +99,6 @@ def test_a_seed_or_its_absence_is_what_the_guarantee_says():
     assert not simulated.guarantee.certified
     idealised = replace(plan, arithmetic=fv.Arithmetic.IDEALISED)
     assert not idealised.guarantee.certified
-
-
-@pytest.mark.parametrize(
-    "name", ["guarantee", "privacy_model", "sampling", "pipeline", "layout", "noise", "context"]
-)
-def test_what_is_derived_cannot_be_set(name):
-    plan = planned(method())
-    with pytest.raises(TypeError, match=name):
-        replace(plan, **{name: getattr(plan, name)})
 
 
 def test_a_private_method_never_runs_without_its_noise():
@@ -236,6 +202,48 @@ def test_a_model_that_was_changed_after_planning_is_named_or_not_trained():
     fv.Run(plan)
 
 
+def test_shares_are_not_counted_from_a_declared_number_of_clients():
+    many = replace(
+        method(), cohort=fv.CohortRule(fv.Scheme.EVERYONE, clients=1000)
+    )  # forty are there
+    with pytest.raises(fv.ConfigError, match="public_clients"):
+        replace(planned(many), method=replace(many, placement=fv.DistributedNoise()))
+
+
+def test_another_federation_is_planned_for_as_it_is():
+    plan = planned(method())
+    larger = fv.load("digits", clients=60)
+    moved = replace(plan, federation=larger)
+    assert moved.sampling.expected_cohort == 30
+    assert moved.privacy_model.population == 60
+    assert moved.context.federation is larger
+
+
+def test_every_round_of_another_method_or_noise_is_tried():
+    """A round that cannot be run would fail after it was paid for."""
+    plan = planned(method())
+    with pytest.raises(fv.ConfigError, match="noise"):
+        replace(plan, noise_multiplier=1e-12)
+    rate = fv.LearningRate(0.5, fv.Schedule.COSINE, 2.0)
+    ends = fv.client_noise(
+        rounds=4,
+        cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+        local=fv.LocalTraining(rate, steps=2),
+        clip_norm=1.0,
+    )
+    with pytest.raises(fv.ConfigError, match=r"training\.decay"):
+        replace(plan, method=ends)
+
+
+@pytest.mark.parametrize(
+    "name", ["guarantee", "privacy_model", "sampling", "pipeline", "layout", "noise", "context"]
+)
+def test_what_is_derived_cannot_be_set(name):
+    plan = planned(method())
+    with pytest.raises(TypeError, match=name):
+        replace(plan, **{name: getattr(plan, name)})
+
+
 def test_who_owns_which_rows_does_not_change_after_planning():
     offsets = np.array([0, 10, 20])
     data = fv.Federation(
@@ -249,11 +257,3 @@ def test_who_owns_which_rows_does_not_change_after_planning():
     assert data.sizes.tolist() == [10, 10]
     with pytest.raises(ValueError, match="read-only"):
         data.offsets[1] = 1
-
-
-def test_shares_are_not_counted_from_a_declared_number_of_clients():
-    many = replace(
-        method(), cohort=fv.CohortRule(fv.Scheme.EVERYONE, clients=1000)
-    )  # forty are there
-    with pytest.raises(fv.ConfigError, match="public_clients"):
-        replace(planned(many), method=replace(many, placement=fv.DistributedNoise()))

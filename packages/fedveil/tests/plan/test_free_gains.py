@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.shell import Shell
 
 from fedveil.data.federation import Federation
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
-from fedveil.tune import advice
-from fedveil.tune.free_gains import free_gains
+from fedveil.tune.advice import free_gains
 
 ROBIN = ["training.sampling=round-robin", "training.cohort=20", "training.rounds=20"]
 
@@ -68,11 +66,3 @@ def test_features_are_proposed_by_what_images_look_like(shape, expected) -> None
     better = recipes.with_defaults(recipes.parse({"seed": 1}, ["privacy.epsilon=4", *more]))
     plan = plan_of(better, federation)
     assert not any(one.setting.startswith("model") for one in free_gains(better, plan))
-
-
-def test_plan_shows_them(fedveil: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the feasible set has no answer, because single records are protected."""
-    line = ["plan", "dp-sgd", "--set", "data.clients=20", "--set", "training.rounds=4"]
-    monkeypatch.setattr(advice, "EFFORT", 300.0)
-    settings = [gain["setting"] for gain in fedveil(*line, "--json").document["free_gains"]]
-    assert "server.average" in settings

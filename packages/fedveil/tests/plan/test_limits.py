@@ -127,13 +127,3 @@ def test_start_shape_and_scale_are_named(federation):
         np.zeros((40, 3), np.float32), np.arange(40.0), np.arange(40) % 20
     )
     assert any("3 inputs, one number to predict" in one for one in guarantee_of(numbers).rests_on)
-
-
-def test_the_caller_may_say_more(federation):
-    said = guarantee_of(federation, declared=["the schema of 2024 is public"])
-    assert said.certified
-    assert said.rests_on[-1] == "The schema of 2024 is public."
-    spoilt = guarantee_of(federation, unprotected=["the clip is the median of all norms"])
-    assert not spoilt.certified
-    assert "The clip is the median of all norms" in spoilt.reason
-    assert spoilt.not_covered[0] == "The clip is the median of all norms."

@@ -90,14 +90,6 @@ def test_every_run_has_the_noise_that_was_paid_for(monkeypatch: pytest.MonkeyPat
     assert len(seen) == _Dice(1).geometric(Fraction(4))
 
 
-def test_the_best_run_by_the_public_score_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One candidate hardly learns: with many runs it is not the one."""
-    monkeypatch.setattr(_Dice, "geometric", lambda self, mean: 12)
-    found = tune(small_recipe(privacy__epsilon=30.0))
-    assert found.candidate != CANDIDATES[2]
-    assert found.accuracy > 0.6
-
-
 def test_a_seed_makes_it_a_simulation_and_none_a_certificate() -> None:
     assert not tune(small_recipe()).guarantee.certified
     protected = small_recipe()
@@ -151,24 +143,6 @@ def test_noise_without_a_curve_is_refused() -> None:
         tune(capped, [Candidate(2, 8, 1.0, 1.0, 30)])
 
 
-def test_scores_need_public_data_of_the_same_shape() -> None:
-    recipe = small_recipe()
-    federation = federation_of(recipe.data)
-    real = plan_of(recipe, federation)
-    for name in ("digits", "synthetic"):
-        proxy = proxy_of(recipe, name, federation)
-        with pytest.raises(ConfigError, match="--proxy"):
-            tuned(recipe, real, CANDIDATES, proxy, 3.0)
-
-
-def test_settings_are_drawn_with_the_recipes_own_rounds_and_cohort() -> None:
-    space = tuner_of(small_recipe(**POISSON)).space
-    drawn = settings_to_draw(space)
-    assert len(drawn) == private_tuning.SETTINGS
-    assert {(c.rounds, c.cohort) for c in drawn} == {(8, 30)}
-    assert len({c.learning_rate for c in drawn}) > 20
-
-
 @pytest.fixture
 def line(tmp_path: Path) -> list[str]:
     """A private file of 30 clients, a public one to score on."""
@@ -207,7 +181,6 @@ def test_the_command_keeps_one_model_and_its_guarantee(
     [
         (["--write", "again.toml"], "one more run"),
         (["--time", "10"], "drawn beforehand"),
-        (["--plot", "trials.png"], "stay secret"),
         (["--tuning-mean", "0.5"], "mean"),
         (["--spent-epsilon", "1"], "privacy.epsilon"),
         (["--pilot"], "choose one of --pilot"),
@@ -236,6 +209,37 @@ REFUSED = {
 }
 
 
+def _first(candidate: Candidate) -> tuple[int, int, float, float]:
+    c = candidate
+    return c.local_steps, c.rounds, c.learning_rate, c.clip_norm
+
+
+def test_the_best_run_by_the_public_score_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One candidate hardly learns: with many runs it is not the one."""
+    monkeypatch.setattr(_Dice, "geometric", lambda self, mean: 12)
+    found = tune(small_recipe(privacy__epsilon=30.0))
+    assert found.candidate != CANDIDATES[2]
+    assert found.accuracy > 0.6
+
+
+def test_scores_need_public_data_of_the_same_shape() -> None:
+    recipe = small_recipe()
+    federation = federation_of(recipe.data)
+    real = plan_of(recipe, federation)
+    for name in ("digits", "synthetic"):
+        proxy = proxy_of(recipe, name, federation)
+        with pytest.raises(ConfigError, match="--proxy"):
+            tuned(recipe, real, CANDIDATES, proxy, 3.0)
+
+
+def test_settings_are_drawn_with_the_recipes_own_rounds_and_cohort() -> None:
+    space = tuner_of(small_recipe(**POISSON)).space
+    drawn = settings_to_draw(space)
+    assert len(drawn) == private_tuning.SETTINGS
+    assert {(c.rounds, c.cohort) for c in drawn} == {(8, 30)}
+    assert len({c.learning_rate for c in drawn}) > 20
+
+
 @pytest.mark.parametrize("data", REFUSED)
 def test_nothing_of_the_protected_source_is_looked_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], data: str
@@ -257,8 +261,3 @@ def test_a_public_score_and_a_place_must_be_named(
     place = words.index(missing)
     assert cli.main(words[:place] + words[place + 2 :]) == 2
     assert missing in capsys.readouterr().err
-
-
-def _first(candidate: Candidate) -> tuple[int, int, float, float]:
-    c = candidate
-    return c.local_steps, c.rounds, c.learning_rate, c.clip_norm

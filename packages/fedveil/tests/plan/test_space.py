@@ -54,21 +54,6 @@ def test_every_point_of_the_box_is_a_legal_candidate(space: RecipeSpace, at: lis
     assert 0 <= candidate.sparsity <= 0.9
 
 
-@given(spaces(), st.lists(unit, min_size=9, max_size=9))
-@settings(max_examples=200, deadline=None)
-def test_a_candidate_stands_where_it_came_from(space: RecipeSpace, at: list[float]) -> None:
-    """Rounding aside: three digits of rates and clips, whole steps, rounds and doublings."""
-    candidate = space.candidate(place(space, at))
-    again = space.candidate(space.point(candidate))
-    assert again.local_steps == candidate.local_steps
-    assert abs(again.rounds - candidate.rounds) <= max(1, 0.01 * candidate.rounds)
-    assert again.cohort == candidate.cohort or candidate.cohort in (space.clients, 1)
-    for name in ("learning_rate", "clip_norm", "server_learning_rate"):
-        assert getattr(again, name) == pytest.approx(getattr(candidate, name), rel=0.02)
-    for name in ("smoothing", "penalty", "sparsity"):
-        assert getattr(again, name) == pytest.approx(getattr(candidate, name), abs=0.01)
-
-
 @given(st.integers(20, 3000), st.integers(1, 20), st.integers(50, 2000), st.floats(-4, 0))
 @settings(max_examples=200, deadline=None)
 def test_rounds_by_turns_waste_no_participation(
@@ -95,41 +80,6 @@ def test_a_clip_of_gradients_does_not_grow_with_the_steps() -> None:
     assert updates.candidate(longer).clip_norm == 8.0
 
 
-def test_only_what_a_method_has_is_searched() -> None:
-    plain = RecipeSpace(small_recipe(), Candidate(1, 10, 0.1, 1.0), 10, 100, 1.0, False)
-    assert tuple(plain.box) == ("local_steps", "total", "stride", "clip_norm")
-    assert tuple(
-        RecipeSpace(small_recipe(), FULL, 120, 100, 1.0, False, frozenset({"total"})).box
-    ) == (
-        *("local_steps", "cohort", "stride", "clip_norm", "server_learning_rate"),
-        *("smoothing", "penalty", "sparsity"),
-    )
-
-
-def test_a_candidate_becomes_a_recipe_and_nothing_else_changes() -> None:
-    recipe = small_recipe(
-        training__method="bounded-sparse", training__sampling="poisson", training__rate=0.5
-    )
-    changed = recipe_with_settings(recipe, FULL)
-    assert (changed.training.local_steps, changed.training.rounds) == (3, 40)
-    assert (changed.training.cohort, changed.training.rate) == (50, None)
-    assert (changed.training.penalty, changed.training.sparsity) == (0.4, 0.7)
-    assert changed.privacy.clip_norm == 1.5
-    assert (changed.server.smoothing, changed.server.learning_rate) == (1.0, 0.1)
-    assert changed.privacy.epsilon == recipe.privacy.epsilon
-    assert changed.data == recipe.data
-    assert recipes.parse(recipes.to_table(changed)) == changed
-
-
-def test_candidates_are_spread_over_the_box() -> None:
-    found = [BOWL.candidate(point) for point in BOWL.spread(40, seed=0)]
-    assert len(set(found)) == 40
-    assert {c.local_steps for c in found} >= {1, 2, 4}
-    rates = [c.learning_rate for c in found]
-    assert min(rates) < 0.015 < 0.7 < max(rates)
-    assert BOWL.spread(40, seed=0) == BOWL.spread(40, seed=0) != BOWL.spread(40, seed=1)
-
-
 @given(spaces(), st.lists(unit, min_size=9, max_size=9), st.sampled_from([1, -1, 0.5, -0.5]))
 @settings(max_examples=100, deadline=None)
 def test_a_small_step_changes_one_thing(space: RecipeSpace, at: list[float], steps: float) -> None:
@@ -142,13 +92,6 @@ def test_a_small_step_changes_one_thing(space: RecipeSpace, at: list[float], ste
         assert low <= there[name] <= high
         assert (there[name] - here[name]) * steps > 0
         assert space.candidate(there) != space.candidate(here)
-
-
-def test_the_start_is_the_recipe_itself() -> None:
-    """Digits that rounding would take away stay."""
-    base = Candidate(3, 40, 0.123456, 1.98765, 50)
-    space = RecipeSpace(small_recipe(), base, 120, 100, 0.7, False)
-    assert space.candidate(space.start) == base
 
 
 SERVER = replace(BOWL, base=Candidate(2, 8, 0.5, 1.0))
@@ -193,9 +136,3 @@ def test_all_rounds_lead_as_far_as_before() -> None:
         moved = SERVER.candidate(longer)
         assert moved.server_momentum == candidate.server_momentum
         assert moved.server_learning_rate == candidate.server_learning_rate
-
-
-def test_a_tracked_clip_does_not_rise() -> None:
-    tracked = replace(SERVER.base, clip_norm=0.7, clip_quantile=0.2)
-    chosen = recipe_with_settings(recipe(), tracked).privacy
-    assert (chosen.clip_norm, chosen.clip_quantile, chosen.clip_highest) == (0.7, 0.2, 0.7)

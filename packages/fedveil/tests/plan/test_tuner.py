@@ -28,21 +28,6 @@ def test_the_search_ends_near_the_bottom() -> None:
     assert max(costs) < 1.1 * Bowl(0).loss(BOTTOM)
 
 
-def test_most_is_spent_on_the_best() -> None:
-    """Settings that are given up early are the worse ones, and the recipe's own is not."""
-    search = in_bowl(0.0)
-    search.race([BOWL.candidate(point) for point in (BOWL.start, *BOWL.spread(60, 0))])
-    (bowl,) = search.proxies
-    by_seeds: dict[int, list[float]] = {}
-    for candidate in {trial.candidate for trial in bowl.asked}:
-        runs = sum(trial.candidate == candidate for trial in bowl.asked)
-        by_seeds.setdefault(runs, []).append(bowl.loss(candidate))
-        assert candidate != BOWL.base or runs == 1 + 8
-    assert max(by_seeds[1]) > max(by_seeds[9]) > min(by_seeds[9])
-    assert min(by_seeds[1]) > np.median(by_seeds[9])
-    assert len(by_seeds[9]) <= 4 < len(by_seeds[1])
-
-
 def test_the_same_seed_asks_the_same() -> None:
     first, again = in_bowl(0.2), in_bowl(0.2)
     assert first.run() == again.run()
@@ -50,17 +35,6 @@ def test_the_same_seed_asks_the_same() -> None:
     other = in_bowl(0.2, seed=1)
     other.run()
     assert list(other.outcomes) != list(first.outcomes)
-
-
-def test_settings_must_do_well_on_every_proxy() -> None:
-    """One bowl by itself leads away from where both are shallow."""
-
-    class Elsewhere(Bowl):
-        def loss(self, candidate: object) -> float:
-            return 1 + math.log2(candidate.rounds / 2) ** 2  # type: ignore[attr-defined]
-
-    both = Tuner([Bowl(0), Elsewhere(0)], BOWL, 1.0)  # type: ignore[list-item]
-    assert both.run().rounds < in_bowl(0).run().rounds
 
 
 def test_runs_that_diverged_do_not_spoil_the_search() -> None:
@@ -99,12 +73,6 @@ def test_effort_is_limited() -> None:
         search = in_bowl(0.1, effort=effort)
         search.run()
         assert 0.5 * effort < search.spent <= effort
-
-
-def test_where_nothing_can_be_compared_the_start_stays() -> None:
-    search = in_bowl(0.1, effort=10)
-    assert search.run() == BOWL.base
-    assert len(search.outcomes) == 1
 
 
 def test_time_is_limited_even_in_the_middle_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:

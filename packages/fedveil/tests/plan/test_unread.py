@@ -62,6 +62,7 @@ VALUES: dict[str, Any] = {
     "privacy.tuned_on": ("mnist",),
     "privacy.trusted_parts": ("decimal:Decimal",),
     "privacy.budgets": {"0": 0.5},
+    "privacy.epsilon_column": "epsilon",
     "aggregation.secure": "masked",
     "aggregation.dropout": 0.05,
     "aggregation.max_dropout": 0.2,
@@ -169,16 +170,3 @@ def test_keys_about_files_are_refused_beside_a_named_source():
     recipe = recipes.parse({}, (), {"data.source": "digits", "data.label": "income"})
     with pytest.raises(fv.ConfigError, match=r"data\.label"):
         federation_of(recipe.data)
-
-
-def test_what_a_run_writes_can_be_read_again():
-    """The defaults that stand in a run's recipe are nobody's wish, and not refused."""
-    for method in METHODS:
-        given = recipes.with_defaults(recipes.parse({}, (), {"seed": 1, "training.method": method}))
-        plan_of(recipes.with_defaults(recipes.parse(recipes.to_table(given))), DATA)
-
-
-def test_a_method_without_noise_takes_the_place_of_one_with_noise():
-    table = {"training": {"rounds": 3}, "privacy": {"epsilon": 2.0}, "aggregation": "masked"}
-    recipe = recipes.with_defaults(recipes.parse(table, ["training.method=fedavg"]))
-    assert plan_of(recipe, DATA).guarantee is None

@@ -87,35 +87,6 @@ def test_convex_certificate_takes_the_better_of_two_proofs(uses, honest):
     )
 
 
-def test_varying_learning_rates_count_the_largest_steps_over_the_last():
-    rates = (0.5, 0.5, 0.25, 0.125)
-    certificate = NonExpansive(Loss.LOGISTIC, 1.0, rates)
-    mechanism = NoisyGradients(1.0, 100, 0.02, 4, 2, 100, certificate)
-    one = 2 / (100 * 0.02)
-    assert mechanism.sensitivity(2, 100) == pytest.approx(one * (0.5 + 0.5) / 0.125 / 10)
-    constant = replace(mechanism, certificate=LOGISTIC)
-    assert mechanism.sensitivity(2, 100) == pytest.approx(4 * constant.sensitivity(2, 100))
-
-
-def test_noise_of_the_paper_certifies_four_times_what_it_claims():
-    """epsilon 10 claimed with r = 10, one use: 39.82 exact without the division."""
-    std, participations = 0.0048068, 12.5
-    claimed = paper_hu_epsilon(
-        delta=1e-4,
-        participations=participations,
-        local_steps=10,
-        gradient_bound=1,
-        cohort=10,
-        records=2440,
-        batch_size=244,
-        noise_std=std,
-    )
-    assert claimed.value == pytest.approx(10, abs=1e-3)
-    mechanism = NoisyGradients(1.0, 244, std, 10, 1, 10)
-    mu = mechanism.sensitivity(2, None) * math.sqrt(participations)
-    assert gaussian_epsilon(1 / mu, 1e-4) == pytest.approx(39.82, abs=0.01)
-
-
 @pytest.mark.parametrize(("shift", "rounds"), [(4.0, 1), (0.5, 100), (10.0, 1)])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_certified_epsilon_is_above_the_attack_that_refutes_the_paper(shift, rounds, shuffled):
@@ -256,3 +227,32 @@ def test_grid_gradients_converge_to_the_continuous_bound():
         costs.append(found.epsilon)
     assert costs == sorted(costs, reverse=True)
     assert limit <= costs[-1] <= 1.01 * limit
+
+
+def test_varying_learning_rates_count_the_largest_steps_over_the_last():
+    rates = (0.5, 0.5, 0.25, 0.125)
+    certificate = NonExpansive(Loss.LOGISTIC, 1.0, rates)
+    mechanism = NoisyGradients(1.0, 100, 0.02, 4, 2, 100, certificate)
+    one = 2 / (100 * 0.02)
+    assert mechanism.sensitivity(2, 100) == pytest.approx(one * (0.5 + 0.5) / 0.125 / 10)
+    constant = replace(mechanism, certificate=LOGISTIC)
+    assert mechanism.sensitivity(2, 100) == pytest.approx(4 * constant.sensitivity(2, 100))
+
+
+def test_noise_of_the_paper_certifies_four_times_what_it_claims():
+    """epsilon 10 claimed with r = 10, one use: 39.82 exact without the division."""
+    std, participations = 0.0048068, 12.5
+    claimed = paper_hu_epsilon(
+        delta=1e-4,
+        participations=participations,
+        local_steps=10,
+        gradient_bound=1,
+        cohort=10,
+        records=2440,
+        batch_size=244,
+        noise_std=std,
+    )
+    assert claimed.value == pytest.approx(10, abs=1e-3)
+    mechanism = NoisyGradients(1.0, 244, std, 10, 1, 10)
+    mu = mechanism.sensitivity(2, None) * math.sqrt(participations)
+    assert gaussian_epsilon(1 / mu, 1e-4) == pytest.approx(39.82, abs=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations, product
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,10 @@ from fedveil.privacy.accountants.capped_poisson import (
     ZeroedCappedPoissonGaussianStep,
     capped,
 )
-from fedveil.privacy.accountants.exact import gaussian_epsilon, unamplified_epsilon
+from fedveil.privacy.accountants.exact import gaussian_epsilon
 from fedveil.privacy.accountants.fixed_size import (
     FixedSizeGaussianStep,
     fixed_size_curve,
-    log_differences,
     symmetrised,
 )
 from fedveil.privacy.accountants.gaussian import GaussianStep
@@ -33,7 +33,7 @@ from fedveil.privacy.accountants.loss_grid import epsilon_at, self_composed
 from fedveil.privacy.accountants.pld import interval, pld_epsilon
 from fedveil.privacy.accountants.poisson_gaussian import PoissonGaussianStep, poisson
 from fedveil.privacy.accountants.rdp import composed_curve, rdp_epsilon
-from fedveil.privacy.accountants.steps import MIXED, WHOLE, Step
+from fedveil.privacy.accountants.steps import MIXED, WHOLE
 from fedveil.privacy.accountants.zcdp import ZcdpStep, poisson_sampled_curve
 
 Floats = npt.NDArray[np.float64]
@@ -109,27 +109,6 @@ def test_renyi_curves_bound_the_integral(noise, rate):
             assert found == pytest.approx(max(forward, backward), rel=1e-4, abs=1e-9)
 
 
-STEPS: list[Step] = [
-    PoissonGaussianStep(1.1, 0.01, 1000),
-    PoissonGaussianStep(0.7, 0.2, 50),
-    PoissonGaussianStep(4.0, 0.05, 5000),
-    FixedSizeGaussianStep(1.0, 0.05, 200),
-    FixedSizeGaussianStep(2.0, 0.01, 1000),
-    LaplaceStep(30.0, 1.0, 100),
-]
-
-
-@pytest.mark.parametrize("step", STEPS, ids=repr)
-@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
-def test_accountants_agree_on_the_order_of_their_bounds(step, delta):
-    """Numerical composition is the tightest of the valid bounds, within a factor of three."""
-    tight, loose = pld_epsilon([step], delta), rdp_epsilon([step], delta)
-    assert tight <= loose * (1 + 1e-3)
-    assert loose <= 3 * tight + 0.1
-    full = unamplified_epsilon([step], delta)
-    assert full is None or tight <= full * (1 + 1e-3)
-
-
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0, 20.0])
 @pytest.mark.parametrize("times", [1, 7, 90])
 def test_discretised_gaussians_stay_just_above_the_exact_curve(noise, times):
@@ -200,7 +179,6 @@ def test_fixed_size_bound_holds_for_a_small_population_exactly():
     clients, cohort, std, delta = 4, 2, 2.0, 1e-3
     x = np.linspace(-30, 30, 120_001)
     width = x[1] - x[0]
-    from itertools import combinations, product
 
     def density(data):
         sums = [sum(data[i] for i in s) for s in combinations(range(clients), cohort)]
@@ -217,38 +195,10 @@ def test_fixed_size_bound_holds_for_a_small_population_exactly():
     assert worst >= 0.5 * delta  # and it is not loose either
 
 
-def test_capped_cohort_bound_holds_for_a_small_population_exactly():
-    """Three clients with rate 0.6 cut to at most one; one client removed; by enumeration."""
-    rate, cap, std, delta = 0.6, 1, 1.0, 1e-2
-    x = np.linspace(-20, 20, 80_001)
-    width = x[1] - x[0]
-    from itertools import combinations
-
-    def density(data):
-        total = np.zeros_like(x)
-        for size in range(len(data) + 1):
-            for drawn in combinations(data, size):
-                weight = rate**size * (1 - rate) ** (len(data) - size)
-                kept = list(combinations(drawn, min(cap, size)))
-                total += weight * np.mean([norm.pdf(x, sum(k), std) for k in kept], axis=0)
-        return total
-
-    found = pld_epsilon([CappedPoissonGaussianStep(std, 3, rate, cap, 1)], delta)
-    assert found is not None
-    for others in ((-1, -1), (-1, 1), (1, 1)):
-        for target in (-1, 1):
-            p, q = density((*others, target)), density(others)
-            for one, two in ((p, q), (q, p)):
-                assert np.sum(np.maximum(one - np.exp(found) * two, 0)) * width <= delta
-
-
-@pytest.mark.parametrize(("rate", "cap", "std"), [(0.6, 1, 1.0), (0.3, 2, 1.0), (0.9, 1, 3.0)])
-def test_capped_cohort_bound_holds_for_a_zeroed_client_exactly(rate, cap, std):
-    """Four clients; the target stays in the cohorts and sends +-1 or nothing; by enumeration."""
-    delta = 1e-2
-    x = np.linspace(-20, 20, 40_001)
-    width = x[1] - x[0]
-    from itertools import combinations, product
+@pytest.mark.parametrize(("rate", "cap", "std"), [(0.6, 1, 1.0), (0.3, 2, 1.0)])
+def test_capped_cohort_bounds_hold_for_a_small_population_exactly(rate, cap, std):
+    """Four clients send +-1; one is not there, or sends nothing; every cohort, by enumeration."""
+    delta, x = 1e-2, np.linspace(-20, 20, 8_001)
 
     def density(data):
         total = np.zeros_like(x)
@@ -259,16 +209,16 @@ def test_capped_cohort_bound_holds_for_a_zeroed_client_exactly(rate, cap, std):
                 total += weight * np.mean([norm.pdf(x, one, std) for one in kept], axis=0)
         return total
 
-    found = pld_epsilon([ZeroedCappedPoissonGaussianStep(std, 4, rate, cap, 1)], delta)
+    for kind, away in ((CappedPoissonGaussianStep, ()), (ZeroedCappedPoissonGaussianStep, (0,))):
+        found = pld_epsilon([kind(std, 4, rate, cap, 1)], delta)
+        for others in product((-1, 1), repeat=3):
+            for target in (-1, 1):
+                p, q = density((*others, target)), density((*others, *away))
+                for one, two in ((p, q), (q, p)):
+                    apart = np.sum(np.maximum(one - np.exp(found) * two, 0)) * (x[1] - x[0])
+                    assert apart <= delta
+    # A cap that never acts costs a zeroed client nothing.
     plain = pld_epsilon([PoissonGaussianStep(std, rate, 1)], delta)
-    assert found is not None
-    assert plain is not None
-    for others in product((-1, 1), repeat=3):
-        for target in (-1, 1):
-            p, q = density((*others, target)), density((*others, 0))
-            for one, two in ((p, q), (q, p)):
-                assert np.sum(np.maximum(one - np.exp(found) * two, 0)) * width <= delta
-    # A cap that never acts costs nothing.
     assert pld_epsilon([ZeroedCappedPoissonGaussianStep(std, 4, rate, 4, 1)], delta) == (
         pytest.approx(plain, rel=1e-6)
     )
@@ -309,17 +259,6 @@ def test_fixed_size_renyi_curve_is_the_library_s(noise, rate):
     assert ours == pytest.approx(accountant.rdp, rel=1e-9)
 
 
-def test_even_forward_differences_are_moments_of_the_likelihood_ratio():
-    """Order l: E (p/q - 1)^l for N(1, s) against N(0, s), by integration."""
-    noise = 3.0
-    x = np.linspace(-60, 80, 2_000_001)
-    weight = norm.pdf(x, scale=noise) * (x[1] - x[0])
-    excess = np.expm1((2 * x - 1) / (2 * noise**2))
-    found = log_differences(noise, 12)
-    for order in (2, 4, 6, 8, 10):
-        assert found[order] == pytest.approx(math.log(float(weight @ excess**order)), rel=1e-6)
-
-
 def test_generic_poisson_bound_is_above_the_gaussian_s_own():
     """The bound for any mechanism, fed with a Gaussian's curve, must not be below the exact one."""
     grid = np.array(WHOLE, dtype=float)
@@ -333,7 +272,7 @@ def test_generic_poisson_bound_is_above_the_gaussian_s_own():
 
 
 def test_heterogeneous_rounds_compose_as_in_the_library():
-    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    accountant = PLDAccountant(value_discretization_interval=3e-4)
     for noise, rate, rounds in ((1.0, 0.01, 300), (1.5, 0.03, 200), (0.9, 0.005, 100)):
         event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
         accountant.compose(event, rounds)
@@ -356,11 +295,3 @@ def test_splitting_rounds_into_blocks_changes_nothing():
     whole = pld_epsilon([PoissonGaussianStep(1.1, 0.01, 1000)], 1e-5)
     parts = [PoissonGaussianStep(1.1 + i * 1e-9, 0.01, 250) for i in range(4)]
     assert pld_epsilon(parts, 1e-5) == pytest.approx(whole, rel=2e-3)
-
-
-def test_very_unequal_blocks_stay_tight():
-    """A thousand tiny losses beside one large one: the common grid must not swamp the small."""
-    small, large = PoissonGaussianStep(1.0, 1e-4, 1000), GaussianStep(50.0, 1)
-    alone = pld_epsilon([large], 1e-5)
-    both = pld_epsilon([small, large], 1e-5)
-    assert alone < both <= alone * 1.05

@@ -12,15 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy import accountants, accounting
-from fedveil.privacy.accountants import Accountant
 from fedveil.privacy.accountants.fixed_size import FixedSizeGaussianStep
-from fedveil.privacy.accountants.gaussian import GaussianStep
 from fedveil.privacy.accountants.laplace import LaplaceStep
-from fedveil.privacy.accountants.pld import _block, interval, pld_epsilon
+from fedveil.privacy.accountants.pld import interval, pld_epsilon
 from fedveil.privacy.accountants.poisson_gaussian import PoissonGaussianStep
-from fedveil.privacy.accountants.steps import merged
-from fedveil.privacy.accounting import account, default_delta, fast_epsilon
+from fedveil.privacy.accounting import account, fast_epsilon
 from fedveil.privacy.mechanisms import (
     DiscreteGaussian,
     DiscreteGaussianSum,
@@ -45,7 +41,7 @@ from fedveil.privacy.tuning import AllRuns, RandomRuns
 
 # Rounding of a Fourier transform may move epsilon by less than this.
 SLACK = 1 + 1e-6
-LAWS = settings(deadline=None, derandomize=True, max_examples=15)
+LAWS = settings(deadline=None, derandomize=True, max_examples=10)
 
 noises = st.floats(0.3, 8.0)
 rates = st.floats(1e-3, 0.6)
@@ -71,57 +67,31 @@ def fixed(rate: float) -> FixedSize:
 
 
 @LAWS
-@given(noises, rates, rounds_, st.integers(1, 300), deltas)
-def test_more_rounds_never_cost_less(noise, rate, rounds, more, delta):
-    for sampling, privacy_model in (
-        (Poisson(rate), ADDED),
-        (fixed(rate), REPLACED),
-        (Everyone(), LOCAL),
+@given(noises, rates, rounds_, st.floats(1.0001, 1.6), st.integers(1, 300), deltas)
+def test_epsilon_never_falls_when_more_is_shown(noise, rate, rounds, factor, more, delta):
+    """More rounds, less noise, a larger rate, a smaller delta."""
+    delta = min(delta, 9e-5)
+    for sampling, larger, model in (
+        (Poisson(rate), Poisson(rate * factor), ADDED),
+        (fixed(rate), fixed(min(1.0, rate * factor)), REPLACED),
+        (Everyone(), Everyone(), LOCAL),
     ):
-        less = cost(noise, sampling, rounds, privacy_model, min(delta, 9e-5))
-        assert cost(noise, sampling, rounds + more, privacy_model, min(delta, 9e-5)) * SLACK >= less
+        least = cost(noise, sampling, rounds, model, delta)
+        assert cost(noise, sampling, rounds + more, model, delta) * SLACK >= least
+        assert cost(noise / factor, sampling, rounds, model, delta) * SLACK >= least
+        assert cost(noise, larger, rounds, model, delta) * SLACK >= least
+        assert cost(noise, sampling, rounds, model, delta / 100) * SLACK >= least
 
 
 @LAWS
-@given(noises, rates, rounds_, st.floats(1.0001, 3.0), deltas)
-def test_less_noise_never_costs_less(noise, rate, rounds, factor, delta):
-    for sampling, privacy_model in (
-        (Poisson(rate), ADDED),
-        (fixed(rate), REPLACED),
-        (Everyone(), LOCAL),
-    ):
-        quiet = cost(noise * factor, sampling, rounds, privacy_model, min(delta, 9e-5))
-        assert cost(noise, sampling, rounds, privacy_model, min(delta, 9e-5)) * SLACK >= quiet
-
-
-@LAWS
-@given(noises, rates, rounds_, st.floats(1.0001, 1.6), deltas)
-def test_a_larger_rate_never_costs_less(noise, rate, rounds, factor, delta):
-    small = cost(noise, Poisson(rate), rounds, ADDED, delta)
-    assert cost(noise, Poisson(rate * factor), rounds, ADDED, delta) * SLACK >= small
-    few = cost(noise, fixed(rate), rounds, REPLACED, 9e-5)
-    many = cost(noise, fixed(min(1.0, rate * factor)), rounds, REPLACED, 9e-5)
-    assert many * SLACK >= few
-
-
-@LAWS
-@given(noises, rounds_, st.integers(0, 40), st.integers(1, 50), deltas)
-def test_more_colluders_never_cost_less(noise, rounds, colluders, more, delta):
-    everyone, sampled = Everyone(100), FixedSize(2000, 50)
-    for sampling, privacy_model in ((everyone, SHARED), (sampled, REPLACED)):
-        one = replace(privacy_model, colluders=colluders)
-        two = replace(privacy_model, colluders=colluders + more)
-        safe = min(delta, 4e-4)
-        first = cost(noise, sampling, rounds, one, safe)
-        assert cost(noise, sampling, rounds, two, safe) * SLACK >= first
-
-
-@LAWS
-@given(noises, rates, rounds_)
-def test_a_smaller_delta_never_costs_less(noise, rate, rounds):
-    for sampling, privacy_model in ((Poisson(rate), ADDED), (fixed(rate), REPLACED)):
-        epsilons = [cost(noise, sampling, rounds, privacy_model, d) for d in (9e-5, 1e-7, 1e-14)]
-        assert all(low <= high * SLACK for low, high in pairwise(epsilons))
+@given(noises, rounds_, st.integers(0, 40), st.integers(1, 50))
+def test_more_colluders_never_cost_less(noise, rounds, colluders, more):
+    for sampling, model in ((Everyone(100), SHARED), (FixedSize(2000, 50), REPLACED)):
+        few, many = (
+            cost(noise, sampling, rounds, replace(model, colluders=one), 4e-4)
+            for one in (colluders, colluders + more)
+        )
+        assert many * SLACK >= few
 
 
 @LAWS
@@ -142,11 +112,11 @@ def test_one_release_more_never_costs_less(noise, rate, rounds, other, other_rat
 
 @pytest.mark.parametrize("noise", [0.6, 1.0, 3.0])
 def test_along_a_fine_path_epsilon_never_turns_back(noise):
-    """Across every change of the grid: 100 rates and noises in small steps."""
-    rates = np.geomspace(5e-3, 0.9, 100)
+    """Across every change of the grid: 40 rates and noises in small steps."""
+    rates = np.geomspace(5e-3, 0.9, 40)
     by_rate = [pld_epsilon([PoissonGaussianStep(noise, q, 50)], 1e-5) or 0 for q in rates]
     assert all(a <= b * SLACK for a, b in pairwise(by_rate))
-    noises = np.geomspace(noise, 20 * noise, 100)
+    noises = np.geomspace(noise, 20 * noise, 40)
     by_noise = [pld_epsilon([FixedSizeGaussianStep(z, 0.02, 50)], 1e-5) or 0 for z in noises]
     assert all(a * SLACK >= b for a, b in pairwise(by_noise))
 
@@ -178,18 +148,6 @@ def test_halving_the_grid_moves_epsilon_by_less_than_a_percent(step, delta):
     assert better <= found * SLACK
     assert found <= 1.003 * better
     assert interval(step) >= 1e-5
-
-
-def test_order_and_grouping_of_releases_do_not_matter():
-    first = Release(Gaussian(1.0), Poisson(0.02), 100)
-    second = Release(Gaussian(2.0), Poisson(0.1), 50)
-    halves = [replace(first, rounds=50), replace(first, rounds=50)]
-    a = account([first, second], privacy_model=ADDED, delta=1e-5).epsilon
-    b = account([second, *halves], privacy_model=ADDED, delta=1e-5).epsilon
-    assert a == b
-    assert merged([GaussianStep(1.0, 2), GaussianStep(1.0, 3), GaussianStep(2.0, 0)]) == (
-        GaussianStep(1.0, 5),
-    )
 
 
 def test_releases_from_the_same_cohort_are_composed_inside_the_sample():
@@ -243,13 +201,6 @@ def test_replace_is_never_cheaper_than_zero_out(mechanism):
         assert zero < replaced
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: type(m).__name__)
-def test_no_rounds_cost_nothing(mechanism):
-    privacy_model = replace(SHARED, trust=Trust.CENTRAL)
-    found = account([Release(mechanism, Everyone(), 0)], privacy_model=privacy_model, delta=1e-5)
-    assert found.epsilon == 0
-
-
 def test_schedules_charge_the_unluckiest_client():
     """7 rounds of 3 out of 10: somebody takes part three times, not 2.1."""
     for sampling in (RoundRobin(10, 3), Balanced(10, 3, 7)):
@@ -291,42 +242,6 @@ def test_tuning_is_never_free():
     assert once.epsilon < random_few < random_many
     thirty = account(release, privacy_model=ADDED, delta=1e-5, tuning=AllRuns(30)).epsilon
     assert random_many < thirty
-
-
-def test_queries_are_pure_and_cached():
-    release = [Release(Gaussian(1.1), Poisson(0.01), 1000)]
-    first = account(release, privacy_model=ADDED, delta=1e-5)
-    first.alternatives["pld"] = 0.0  # a copy: nothing a caller does reaches the next answer
-    again = account(tuple(release), privacy_model=ADDED, delta=1e-5)
-    assert again is first
-    assert again.alternatives["pld"] == again.epsilon
-
-
-def test_a_block_too_large_to_compose_is_left_to_other_accountants():
-    step = PoissonGaussianStep(0.5, 0.9, 3_000_000)
-    assert _block(step) is None
-    assert pld_epsilon([step], 1e-5) is None
-    found = fast_epsilon(
-        [Release(Gaussian(0.5), Poisson(0.9), 3_000_000)], privacy_model=ADDED, delta=1e-5
-    )
-    assert math.isfinite(found)
-
-
-def test_default_delta():
-    assert default_delta(100) == 1e-5
-    assert default_delta(10**6) == pytest.approx(10**-6.6)
-
-
-def test_the_same_question_is_worked_out_once(monkeypatch):
-    """Calibration asks the quick accountants again and again; only new questions cost time."""
-    asked = []
-    counted = Accountant("pld", lambda *args: asked.append(args) or 1.0, "made up", tight=True)
-    monkeypatch.setattr(accountants, "ACCOUNTANTS", (counted,))
-    release = Release(Gaussian(1.2345), Poisson(0.0321), 17)
-    for _ in range(3):
-        fast_epsilon([release], privacy_model=ADDED, delta=1.5e-6)
-    assert len(asked) == 1
-    accounting.bounds.cache_clear()  # of the answer that was made up
 
 
 @pytest.mark.parametrize("cohort", [1.05, 1.5, 1.9, 10.9])

@@ -57,7 +57,7 @@ def test_noise_is_within_a_thousandth_of_the_least(epsilon, delta, sampling, rou
     assert is_least(epsilon, delta=delta, sampling=sampling, rounds=rounds, privacy_model=model)
 
 
-@settings(deadline=None, derandomize=True, max_examples=8)
+@settings(deadline=None, derandomize=True, max_examples=4)
 @given(
     st.floats(0.05, 40),
     st.sampled_from([1e-4, 1e-6, 1e-9]),

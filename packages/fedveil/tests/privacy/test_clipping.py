@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -196,13 +194,6 @@ def test_squared_norms_that_overflow_are_handled():
     np.testing.assert_allclose(clip_vector(tiny, Clip(1e-300)).values, [6e-301, 8e-301], rtol=1e-9)
 
 
-def test_factors_too_small_for_the_dtype_do_not_erase_the_direction():
-    """1e38 down to 1e-30 needs a factor of 1e-68, which float32 cannot hold."""
-    vector = np.array([3e37, -4e37], dtype=np.float32)
-    clipped = clip_vector(vector, Clip(1e-30)).values
-    np.testing.assert_allclose(clipped, [6e-31, -8e-31], rtol=1e-5)
-
-
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_rounding_among_subnormals_does_not_lengthen(dtype, order):
@@ -211,35 +202,6 @@ def test_rounding_among_subnormals_does_not_lengthen(dtype, order):
     vector = np.full(1000, 3 * step, dtype=dtype)
     bound = step * (1800 if order == 1 else math.floor(1.8 * math.sqrt(1000)))
     assert is_within(clip_vector(vector, Clip(bound, order)).values, Clip(bound, order))
-
-
-@pytest.mark.parametrize("order", [1, 2])
-def test_rows_vectors_and_tensors_agree(order):
-    rng = np.random.default_rng(0)
-    rows = (rng.normal(size=(40, 1000)) * rng.exponential(size=(40, 1))).astype(np.float32)
-    clip = Clip(30.0 if order == 2 else 500.0, order)
-    clipped = clip_rows(rows, clip)
-    assert 0 < (clipped.factors == 1.0).sum() < 40
-    for row, values, factor in zip(rows, clipped.values, clipped.factors, strict=True):
-        alone = clip_vector(row, clip)
-        np.testing.assert_allclose(alone.values, values, rtol=1e-6)
-        assert alone.factor == pytest.approx(factor, rel=1e-9)
-    tensor = clip_rows(torch.from_numpy(rows), clip)
-    assert isinstance(tensor.values, torch.Tensor)
-    np.testing.assert_array_equal(tensor.values.numpy(), clipped.values)
-    single = clip_vector(torch.from_numpy(rows[0]) * 1e3, clip)
-    assert isinstance(single.values, torch.Tensor)
-    assert is_within(single.values.numpy(), clip)
-
-
-def test_long_rows_are_measured_in_blocks():
-    rows = np.full((2, 100_001), 0.01, dtype=np.float32)
-    rows[:, -1] = 50.0
-    for order in (1, 2):
-        clipped = clip_rows(rows, Clip(10.0, order))
-        assert is_within(clipped.values[1], Clip(10.0, order))
-        truth = float(exact_power_norm(rows[0], order)) ** (1 / order)
-        assert clipped.factors[0] == pytest.approx(10.0 / truth, rel=1e-6)
 
 
 def test_in_place_clips_the_given_memory():
@@ -306,18 +268,3 @@ def test_bad_arguments_are_named():
         clip_rows(np.ones(2), Clip(1.0))
     with pytest.raises(ConfigError, match="rows"):
         clip_rows([[1.0]], Clip(1.0))
-
-
-def test_empty_shapes():
-    assert clip_vector(np.zeros(0), Clip(1.0)).values.shape == (0,)
-    assert clip_rows(np.zeros((0, 3)), Clip(1.0)).values.shape == (0, 3)
-    assert clip_rows(np.zeros((3, 0), np.float32), Clip(1.0)).values.shape == (3, 0)
-
-
-def test_numpy_users_do_not_load_torch():
-    code = (
-        "import sys, numpy as np; from fedveil.privacy.clipping import Clip, clip_rows;"
-        "import fedveil.privacy.noise, fedveil.privacy.noise.grid;"
-        "clip_rows(np.ones((1, 9)), Clip(1.0)); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

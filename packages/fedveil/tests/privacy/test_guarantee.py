@@ -224,15 +224,6 @@ def test_inner_parts_of_a_document_are_checked_too():
         fv.Guarantee.from_dict([])
 
 
-@EACH
-def test_the_least_of_all_valid_bounds_is_reported(made):
-    assert made.alternatives[made.accountant] == made.epsilon == min(made.alternatives.values())
-    assert made.theorem in made.statement
-    assert made.certified == (made.reason == "")
-    assert any(sentence.startswith("Other runs") for sentence in made.not_covered)
-    assert (made.to_dict()["epsilon"] is None) == math.isinf(made.epsilon)
-
-
 def test_certified_needs_exact_arithmetic_and_system_entropy():
     for arithmetic in fv.Arithmetic:
         for entropy in Entropy:
@@ -261,32 +252,6 @@ def test_continuous_shares_in_a_secure_sum_are_idealised_only():
     assert discrete.noise_multiplier == pytest.approx(3.0)
     assert discrete.epsilon >= continuous.epsilon
     assert discrete.epsilon == pytest.approx(continuous.alternatives["rdp"], rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        (0, ("one client", "stay secret", "Poisson sampling at rate 0.01")),
-        (1, ("100 out of 2000 clients",)),
-        (2, ("at most 120 of 900",)),
-        (3, ("as a server does", "3 honest noise shares")),
-        (9, ("all of it 2 times for tuning",)),
-        (10, ("10 on average",)),
-        (11, ("one record of one client",)),
-        (13, ("no finite epsilon",)),
-    ],
-)
-def test_statement_names_who_is_protected_from_whom(place, words):
-    assert all(word in ONE_OF_EACH[place].statement for word in words)
-
-
-def test_rounds_and_participations_are_both_told():
-    made = ONE_OF_EACH[3]
-    assert (made.rounds, made.participations) == (7, 3)
-    counted = fv.Release(fv.Gaussian(3.0), fv.FixedSize(3400, 136), 1000, participations=84)
-    capped = fv.account([counted], privacy_model=SHARED, delta=1e-5)
-    assert (capped.rounds, capped.participations) == (1000, 84)
-    assert "no credit for sampling" in capped.statement
 
 
 def test_releases_and_settings_round_trip_and_refuse_nonsense():
@@ -320,14 +285,6 @@ def test_releases_and_settings_round_trip_and_refuse_nonsense():
             fv.account(ONE_OF_EACH[0].releases, privacy_model=ADDED, delta=delta)
 
 
-def test_neither_a_subclass_nor_its_own_dictionary_makes_another():
-    made = ONE_OF_EACH[0]
-    with pytest.raises(TypeError, match="Guarantee"):
-        type("Forged", (fv.Guarantee,), {"__post_init__": lambda self, maker: None})
-    with pytest.raises(TypeError):
-        vars(made)["epsilon"] = 0.01
-
-
 @pytest.mark.parametrize("rounds", range(1, 60))
 def test_no_printed_bound_is_below_the_proved_one(rounds):
     made = made_of(fv.Gaussian(3.1), fv.Everyone(), rounds, LOCAL, 1.23456e-5)
@@ -344,12 +301,6 @@ def test_no_printed_bound_is_below_the_proved_one(rounds):
     assert not factors[0][1] or float(factors[0][1]) >= math.exp(made.epsilon)
 
 
-def test_shares_that_a_trusted_aggregator_needs_are_told():
-    made = made_of(SUM, fv.Poisson(0.01, 1000), 10, ADDED)
-    assert made.honest_shares == 100
-    assert any("100 noise shares" in sentence for sentence in made.rests_on)
-
-
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 3.0, 20.0])
 def test_four_lines_say_how_sure_the_best_guess_can_be(noise):
     """Against the exact trade-off of one Gaussian: the best guess is right in Phi(1 / (2 noise)) of
@@ -359,6 +310,55 @@ def test_four_lines_say_how_sure_the_best_guess_can_be(noise):
     said, best = float(found.group(1)), 100 * NormalDist().cdf(1 / (2 * noise))
     assert best <= said
     assert said < 100 or made.epsilon > 16
+
+
+@EACH
+def test_the_least_of_all_valid_bounds_is_reported(made):
+    assert made.alternatives[made.accountant] == made.epsilon == min(made.alternatives.values())
+    assert made.theorem in made.statement
+    assert made.certified == (made.reason == "")
+    assert any(sentence.startswith("Other runs") for sentence in made.not_covered)
+    assert (made.to_dict()["epsilon"] is None) == math.isinf(made.epsilon)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (0, ("one client", "stay secret", "Poisson sampling at rate 0.01")),
+        (1, ("100 out of 2000 clients",)),
+        (2, ("at most 120 of 900",)),
+        (3, ("as a server does", "3 honest noise shares")),
+        (9, ("all of it 2 times for tuning",)),
+        (10, ("10 on average",)),
+        (11, ("one record of one client",)),
+        (13, ("no finite epsilon",)),
+    ],
+)
+def test_statement_names_who_is_protected_from_whom(place, words):
+    assert all(word in ONE_OF_EACH[place].statement for word in words)
+
+
+def test_rounds_and_participations_are_both_told():
+    made = ONE_OF_EACH[3]
+    assert (made.rounds, made.participations) == (7, 3)
+    counted = fv.Release(fv.Gaussian(3.0), fv.FixedSize(3400, 136), 1000, participations=84)
+    capped = fv.account([counted], privacy_model=SHARED, delta=1e-5)
+    assert (capped.rounds, capped.participations) == (1000, 84)
+    assert "no credit for sampling" in capped.statement
+
+
+def test_neither_a_subclass_nor_its_own_dictionary_makes_another():
+    made = ONE_OF_EACH[0]
+    with pytest.raises(TypeError, match="Guarantee"):
+        type("Forged", (fv.Guarantee,), {"__post_init__": lambda self, maker: None})
+    with pytest.raises(TypeError):
+        vars(made)["epsilon"] = 0.01
+
+
+def test_shares_that_a_trusted_aggregator_needs_are_told():
+    made = made_of(SUM, fv.Poisson(0.01, 1000), 10, ADDED)
+    assert made.honest_shares == 100
+    assert any("100 noise shares" in sentence for sentence in made.rests_on)
 
 
 def test_many_reasons_against_a_certificate_still_make_four_lines():

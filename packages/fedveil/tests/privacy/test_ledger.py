@@ -55,10 +55,6 @@ def test_an_unfinished_run_is_worth_its_whole_plan(tmp_path):
     assert first.epsilon < whole.epsilon
 
 
-def test_nothing_is_spent_before_the_first_round(tmp_path):
-    assert begun(tmp_path / "l", 0).spent() == 0
-
-
 def test_worst_case_participations_are_those_of_the_rounds_begun(tmp_path):
     """Cohorts that somebody sees are charged in every round: all five planned, three begun."""
     seen = replace(PLANNED, participations=5)
@@ -84,13 +80,6 @@ def test_a_protected_round_is_never_reserved_again(tmp_path):
     with pytest.raises(BudgetSpent, match="round 6"):
         ledger.reserve(5)
     assert len((tmp_path / "l").read_text().splitlines()) == 6
-
-
-def test_a_repeated_round_of_a_simulation_releases_nothing_new(tmp_path):
-    ledger = Ledger.create(tmp_path / "l", header(Entropy.SEEDED))
-    for round_number in (0, 1, 1, 0, 2):
-        ledger.reserve(round_number)
-    assert ledger.remaining == 2
 
 
 def test_the_entry_is_on_disk_when_reserve_returns(tmp_path, monkeypatch):
@@ -193,27 +182,11 @@ def test_a_cut_ledger_does_not_fit_what_was_noted_of_it(tmp_path, lines):
         read(tmp_path / "l").reserved_at(ledger.lines, ledger.head)
 
 
-def test_the_note_of_a_ledger_is_the_users_own_and_moves_on(tmp_path):
-    ledger = begun(tmp_path / "l", 1)
-    file = Path(os.environ["XDG_STATE_HOME"]) / "fedveil" / "ledgers" / ledger.run
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert noted(ledger.run) == (2, ledger.head)
-    ledger.reserve(1)
-    assert noted(ledger.run) == (3, ledger.head)
-
-
 @pytest.mark.parametrize("text", ["", "x", "7\n", "0" * 78])
 def test_without_a_readable_note_the_other_checks_remain(tmp_path, text):
     ledger = begun(tmp_path / "l", 1)
     (Path(os.environ["XDG_STATE_HOME"]) / "fedveil" / "ledgers" / ledger.run).write_text(text)
     Ledger.open(tmp_path / "l").reserve(1)
-
-
-def test_where_no_note_can_be_kept_a_run_goes_on(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    begun(tmp_path / "l", 3)
-    assert Ledger.open(tmp_path / "l").reserved == 3
 
 
 def test_a_copy_is_refused_and_a_moved_ledger_goes_on(tmp_path):
@@ -238,13 +211,6 @@ def test_of_a_declared_copy_and_its_original_one_goes_on(tmp_path):
         Ledger.open(tmp_path / "l")
     with pytest.raises(Inconsistent):
         Ledger.open(tmp_path / "l", moved=True)
-
-
-def test_a_simulation_may_be_copied(tmp_path):
-    begun(tmp_path / "l", 2, Entropy.SEEDED)
-    shutil.copy(tmp_path / "l", tmp_path / "copy")
-    for name in ("l", "copy"):
-        Ledger.open(tmp_path / name).reserve(2)
 
 
 @pytest.mark.parametrize("how", ["replaced", "cut", "longer"])
@@ -279,16 +245,6 @@ def test_a_missing_ledger_guarantees_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{}\n", "nonsense\n", '{"version": 99}\n', "[]\n", "\x00\n"],
-)
-def test_a_foreign_file_is_refused(tmp_path, text):
-    (tmp_path / "l").write_text(text)
-    with pytest.raises(ConfigError, match="ledger"):
-        Ledger.open(tmp_path / "l")
-
-
-@pytest.mark.parametrize(
     "line", ['{"round": 0}', '{"round": -1, "head": ""}', '{"round": 0, "head": "00"}', "{", "7"]
 )
 def test_a_foreign_entry_is_refused(tmp_path, line):
@@ -297,12 +253,6 @@ def test_a_foreign_entry_is_refused(tmp_path, line):
         file.write(line + "\n")
     with pytest.raises(ConfigError, match="line 2"):
         Ledger.open(tmp_path / "l")
-
-
-def test_an_existing_ledger_is_never_overwritten(tmp_path):
-    Ledger.create(tmp_path / "l", header())
-    with pytest.raises(FileExistsError):
-        Ledger.create(tmp_path / "l", header())
 
 
 def test_two_processes_with_two_names_of_one_ledger_cannot_both_append(tmp_path):
@@ -320,3 +270,53 @@ def test_two_processes_with_two_names_of_one_ledger_cannot_both_append(tmp_path)
     waiting.join()
     with pytest.raises(Inconsistent, match="ledger"):
         first.reserve(1)
+
+
+def test_nothing_is_spent_before_the_first_round(tmp_path):
+    assert begun(tmp_path / "l", 0).spent() == 0
+
+
+def test_a_repeated_round_of_a_simulation_releases_nothing_new(tmp_path):
+    ledger = Ledger.create(tmp_path / "l", header(Entropy.SEEDED))
+    for round_number in (0, 1, 1, 0, 2):
+        ledger.reserve(round_number)
+    assert ledger.remaining == 2
+
+
+def test_the_note_of_a_ledger_is_the_users_own_and_moves_on(tmp_path):
+    ledger = begun(tmp_path / "l", 1)
+    file = Path(os.environ["XDG_STATE_HOME"]) / "fedveil" / "ledgers" / ledger.run
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert noted(ledger.run) == (2, ledger.head)
+    ledger.reserve(1)
+    assert noted(ledger.run) == (3, ledger.head)
+
+
+def test_where_no_note_can_be_kept_a_run_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    begun(tmp_path / "l", 3)
+    assert Ledger.open(tmp_path / "l").reserved == 3
+
+
+def test_a_simulation_may_be_copied(tmp_path):
+    begun(tmp_path / "l", 2, Entropy.SEEDED)
+    shutil.copy(tmp_path / "l", tmp_path / "copy")
+    for name in ("l", "copy"):
+        Ledger.open(tmp_path / name).reserve(2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}\n", "nonsense\n", '{"version": 99}\n', "[]\n", "\x00\n"],
+)
+def test_a_foreign_file_is_refused(tmp_path, text):
+    (tmp_path / "l").write_text(text)
+    with pytest.raises(ConfigError, match="ledger"):
+        Ledger.open(tmp_path / "l")
+
+
+def test_an_existing_ledger_is_never_overwritten(tmp_path):
+    Ledger.create(tmp_path / "l", header())
+    with pytest.raises(FileExistsError):
+        Ledger.create(tmp_path / "l", header())

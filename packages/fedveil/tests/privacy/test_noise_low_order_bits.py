@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -38,22 +39,13 @@ def gaussian_epsilon() -> float:
     return float(optimize.brentq(excess, 0.0, 5.0))
 
 
-def naive_gaussian(secret: int, key: str) -> Values:
-    return (np.float32(secret) + gaussian(stream(key), DRAWS, SPREAD)).astype(np.float64)
+def naive(draw: Callable[..., Values], secret: int, key: str) -> Values:
+    return (np.float32(secret) + draw(stream(key), DRAWS, SPREAD)).astype(np.float64)
 
 
-def naive_laplace(secret: int, key: str) -> Values:
-    return (np.float32(secret) + laplace(stream(key), DRAWS, SPREAD)).astype(np.float64)
-
-
-def protected_gaussian(secret: int, key: str) -> Values:
+def protected(protect: Callable[..., Values], secret: int, key: str) -> Values:
     total = np.full(DRAWS, round(secret / GRANULARITY))
-    return unsnap(protect_sum(total, SPREAD, GRANULARITY, stream(key)), GRANULARITY)
-
-
-def protected_laplace(secret: int, key: str) -> Values:
-    total = np.full(DRAWS, round(secret / GRANULARITY))
-    return unsnap(protect_sum_laplace(total, SPREAD, GRANULARITY, stream(key)), GRANULARITY)
+    return unsnap(protect(total, SPREAD, GRANULARITY, stream(key)), GRANULARITY)
 
 
 def looks_like_zero(outputs: Values, bits: int) -> int:
@@ -70,12 +62,12 @@ def certain_violation(seen0: int, seen1: int, epsilon: float, delta: float) -> f
     return float(least - math.exp(epsilon) * most - delta)
 
 
-@pytest.mark.parametrize(("mechanism", "pure"), [(naive_gaussian, False), (naive_laplace, True)])
-def test_floating_point_noise_betrays_the_sum(mechanism, pure):
+@pytest.mark.parametrize(("draw", "pure"), [(gaussian, False), (laplace, True)])
+def test_floating_point_noise_betrays_the_sum(draw, pure):
     epsilon, delta = (1 / SPREAD, 0.0) if pure else (gaussian_epsilon(), DELTA)
     assert epsilon < 0.1
-    seen0 = looks_like_zero(mechanism(0, "zero"), 24)
-    seen1 = looks_like_zero(mechanism(1, "one"), 24)
+    seen0 = looks_like_zero(naive(draw, 0, "zero"), 24)
+    seen1 = looks_like_zero(naive(draw, 1, "one"), 24)
     assert seen1 == 0  # whoever sees the event knows the secret
     assert seen0 > 1000
     assert certain_violation(seen0, seen1, epsilon, delta) > 100 * 1e-5
@@ -83,14 +75,13 @@ def test_floating_point_noise_betrays_the_sum(mechanism, pure):
     assert certain_violation(seen0, seen1, 3.0, delta) > 100 * 1e-5
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "pure"), [(protected_gaussian, False), (protected_laplace, True)]
-)
-def test_the_same_attack_learns_nothing_on_the_grid(mechanism, pure):
+@pytest.mark.parametrize(("protect", "pure"), [(protect_sum, False), (protect_sum_laplace, True)])
+def test_the_same_attack_learns_nothing_on_the_grid(protect, pure):
     """Every digit of the grid is tried, both ways (120 bounds at 1e-6)."""
     epsilon, delta = (1 / SPREAD, 0.0) if pure else (gaussian_epsilon(), DELTA)
     zero, one = (
-        outputs[np.abs(outputs) < 0.25] for outputs in (mechanism(0, "zero"), mechanism(1, "one"))
+        outputs[np.abs(outputs) < 0.25]
+        for outputs in (protected(protect, 0, "zero"), protected(protect, 1, "one"))
     )
     seen_any = 0
     for bits in range(1, 31):

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
 from fedveil.privacy.noise.simulated import (
     LARGEST_GAUSSIAN,
@@ -43,7 +42,7 @@ def test_draws_follow_the_law(draw, law, spread):
 
 @pytest.mark.parametrize(("draw", "law"), KINDS)
 def test_tails_are_as_heavy_as_they_should_be(draw, law):
-    count = 20_000_000
+    count = 5_000_000
     draws = np.abs(draw(stream("tails"), count, 1.0))
     for limit in (3.0, 4.0, 5.0):
         mean = 2 * law.sf(limit) * count
@@ -87,31 +86,6 @@ def test_coordinates_are_uncorrelated_in_value_and_in_size(draw, law):
             left, right = function(uniform[:-lag]), function(uniform[lag:])
             correlation = np.corrcoef(left, right)[0, 1]
             assert abs(correlation) * math.sqrt(size - lag) < 5
-
-
-def test_a_key_fixes_every_value_and_another_key_changes_them():
-    for draw, _ in KINDS:
-        first = draw(stream("a"), 100_000, 2.0)
-        np.testing.assert_array_equal(first, draw(stream("a"), 100_000, 2.0))
-        assert np.mean(first == draw(stream("b"), 100_000, 2.0)) < 0.001
-        np.testing.assert_allclose(draw(stream("a"), 100_000, 4.0), 2 * first, rtol=1e-6)
-
-
-@pytest.mark.parametrize("draw", [gaussian, laplace])
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 65_535, 65_536, 65_537, 200_001])
-def test_any_count_can_be_drawn(draw, count):
-    draws = draw(stream("count"), count, 1.0)
-    assert draws.shape == (count,)
-    assert np.isfinite(draws).all()
-    assert len(np.unique(draws)) >= 0.95 * count
-
-
-@pytest.mark.parametrize("draw", [gaussian, laplace])
-def test_bad_arguments_are_named(draw):
-    for spread in (-1.0, math.nan, math.inf):
-        with pytest.raises(ConfigError, match=r"std|scale"):
-            draw(stream("x"), 1, spread)
-    assert not draw(stream("x"), 5, 0.0).any()
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 1000, 70_001])

@@ -89,14 +89,6 @@ print(json.dumps([pure.epsilon, composed.epsilon, calibrated.scale_multiplier, a
     assert converted.min() <= composed <= converted.min() * 1.001
 
 
-def test_the_entry_point_is_found_on_the_command_line(installed):
-    command = block("sh").split()
-    assert command[0] == "fedveil"
-    document = json.loads(run(installed, "-m", "fedveil", *command[1:]))
-    assert document["epsilon"] == pytest.approx(5.0, rel=1e-9)
-    assert document["releases"][0]["mechanism"] == {"kind": "staircase", "scale_multiplier": 200.0}
-
-
 @mechanism("test-plain")
 @dataclass(frozen=True)
 class Plain(Mechanism):
@@ -158,25 +150,9 @@ def test_what_a_mechanism_does_not_declare_is_refused(model, sampling, refusal):
     assert epsilon(Plain(1.0)) == epsilon(Gaussian(1.0))
 
 
-def test_several_uses_of_one_secret_sample_need_a_proof():
-    once = replace_class(Wide, "test-once", joint_uses=False)
-    with pytest.raises(r.MechanismRefused):
-        epsilon(once(1.0), sampling=Poisson(0.1), uses=2)
-
-
 def replace_class(base: type[Mechanism], kind: str, **attributes: object) -> type[Mechanism]:
     made = dataclass(frozen=True)(type(kind.replace("-", "_"), (base,), attributes))
     return mechanism(kind)(made)
-
-
-def test_a_guarantee_of_a_foreign_mechanism_says_whose_proof_it_is():
-    ours = account([Release(Gaussian(1.0), Everyone(), 5)], privacy_model=MODEL, delta=1e-5)
-    made = account([Release(Plain(1.0), Everyone(), 5)], privacy_model=MODEL, delta=1e-5)
-    assert [one for one in made.rests_on if one not in ours.rests_on] == [
-        f"What test-plain noise costs is proved by its author, in {__name__}, and not by fedveil."
-    ]
-    assert "proved by its author" in made.statement
-    assert Guarantee.from_dict(made.to_dict()) == made
 
 
 @pytest.mark.parametrize(
@@ -227,13 +203,6 @@ def test_an_impossible_answer_lowers_no_epsilon(question, answer):
         assert both.epsilon >= account([alone], privacy_model=MODEL, delta=1e-5).epsilon
 
 
-def test_continuous_shares_of_a_foreign_mechanism_are_not_certified_either():
-    shared = replace(MODEL, trust=Trust.DISTRIBUTED)
-    made = account([Release(Wide(3.0), Everyone(9), 1)], privacy_model=shared, delta=1e-5)
-    assert not made.certified
-    assert "continuous noise shares" in made.reason
-
-
 def test_what_is_not_registered_is_no_mechanism():
     @dataclass(frozen=True)
     class Better(Gaussian):
@@ -251,6 +220,45 @@ def test_what_is_not_registered_is_no_mechanism():
     for document in ({}, [], None, {"kind": None}, {"kind": ""}):
         with pytest.raises(ConfigError):
             mechanism_from_dict(document)
+
+
+def test_a_class_that_was_defined_again_replaces_itself_and_the_old_one_is_refused():
+    first = replace_class(Plain, "test-again")
+    second = replace_class(Plain, "test-again")
+    assert epsilon(second(1.0)) == epsilon(Gaussian(1.0))
+    with pytest.raises(ConfigError, match="registered"):
+        epsilon(first(1.0))
+
+
+def test_the_entry_point_is_found_on_the_command_line(installed):
+    command = block("sh").split()
+    assert command[0] == "fedveil"
+    document = json.loads(run(installed, "-m", "fedveil", *command[1:]))
+    assert document["epsilon"] == pytest.approx(5.0, rel=1e-9)
+    assert document["releases"][0]["mechanism"] == {"kind": "staircase", "scale_multiplier": 200.0}
+
+
+def test_several_uses_of_one_secret_sample_need_a_proof():
+    once = replace_class(Wide, "test-once", joint_uses=False)
+    with pytest.raises(r.MechanismRefused):
+        epsilon(once(1.0), sampling=Poisson(0.1), uses=2)
+
+
+def test_a_guarantee_of_a_foreign_mechanism_says_whose_proof_it_is():
+    ours = account([Release(Gaussian(1.0), Everyone(), 5)], privacy_model=MODEL, delta=1e-5)
+    made = account([Release(Plain(1.0), Everyone(), 5)], privacy_model=MODEL, delta=1e-5)
+    assert [one for one in made.rests_on if one not in ours.rests_on] == [
+        f"What test-plain noise costs is proved by its author, in {__name__}, and not by fedveil."
+    ]
+    assert "proved by its author" in made.statement
+    assert Guarantee.from_dict(made.to_dict()) == made
+
+
+def test_continuous_shares_of_a_foreign_mechanism_are_not_certified_either():
+    shared = replace(MODEL, trust=Trust.DISTRIBUTED)
+    made = account([Release(Wide(3.0), Everyone(9), 1)], privacy_model=shared, delta=1e-5)
+    assert not made.certified
+    assert "continuous noise shares" in made.reason
 
 
 def test_a_name_is_taken_once_and_only_by_frozen_dataclasses():
@@ -285,11 +293,3 @@ except ConfigError:
     print(mechanism_class("gaussian").__module__)
 """
     assert run(tmp_path, "-c", first).strip() == "fedveil.privacy.mechanisms"
-
-
-def test_a_class_that_was_defined_again_replaces_itself_and_the_old_one_is_refused():
-    first = replace_class(Plain, "test-again")
-    second = replace_class(Plain, "test-again")
-    assert epsilon(second(1.0)) == epsilon(Gaussian(1.0))
-    with pytest.raises(ConfigError, match="registered"):
-        epsilon(first(1.0))

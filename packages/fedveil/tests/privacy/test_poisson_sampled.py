@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from dataclasses import replace
 
@@ -83,7 +82,8 @@ def test_published_settings(rate, noise, rounds, central, distributed):
 
 
 @pytest.mark.parametrize(
-    ("noise", "uses", "expected"), [(1.0, 20, 28.4), (1.0, 782, 509.3), (1.1, 1000, 534.9)]
+    ("noise", "uses", "expected"),
+    [(1.0, 20, 28.4), (1.0, 782, 509.3), (1.1, 1000, 534.9), (1.0, 884, 567.9)],
 )
 def test_without_secret_coins_every_use_counts(noise, uses, expected):
     assert epsilon(fv.Release(fv.Gaussian(noise), SITES, uses)) == pytest.approx(expected, rel=2e-3)
@@ -97,7 +97,7 @@ def test_all_records_in_every_step():
     assert epsilon(steps(shares(29.0), 1.0, 60), trust="distributed") <= discrete
 
 
-@pytest.mark.parametrize(("records", "expected"), [(1, 4.517), (2, 10.20), (4, 24.27), (8, 62.18)])
+@pytest.mark.parametrize(("records", "expected"), [(2, 10.20), (4, 24.27), (8, 62.18)])
 def test_a_record_level_run_read_for_persons(records, expected):
     guarantee = fv.account([steps(fv.Gaussian(1.0))], privacy_model=model(), delta=DELTA)
     person = person_guarantee(guarantee, records)
@@ -291,13 +291,6 @@ def test_the_mixture_dominates_contributions_that_point_anywhere(noise, rate):
                 assert hockey_stick(nothing, person, loss) <= least + 1e-9
 
 
-def test_a_group_of_one_is_the_plain_poisson_step():
-    for noise, rate in ((0.6, 0.3), (1.0, 0.01), (4.0, 0.9)):
-        ours = group_divergences(noise, rate, 1, LOSSES)
-        for one, two in zip(ours, divergences(noise, rate, LOSSES), strict=True):
-            assert one == pytest.approx(two, abs=1e-14)
-
-
 @pytest.mark.parametrize("noise", [0.7, 2.0])
 @pytest.mark.parametrize("rate", [0.05, 0.6])
 def test_the_replacement_pair_dominates_any_two_values(noise, rate):
@@ -337,11 +330,6 @@ def test_unsampled_persons_have_k_times_the_sensitivity():
         assert ours == pytest.approx(epsilon(fv.Release(weaker, SITES, 4)), rel=1e-9)
 
 
-def test_a_server_that_chooses_the_cohort_of_persons_gets_the_same_mixture():
-    central = fv.Release(fv.Gaussian(1.0), fv.Poisson(RATE, 1000), STEPS)
-    assert epsilon(central, unit="person", contributions=2) == pytest.approx(10.20, rel=1e-3)
-
-
 def test_honest_shares_alone_count():
     alone = epsilon(steps(shares(1.0, count=4)), trust="distributed", colluders=3)
     assert alone == pytest.approx(
@@ -372,17 +360,6 @@ def test_replacing_a_record_costs_more_than_zeroing_it_and_less_than_doubling():
     )
     doubled = epsilon(steps(fv.Gaussian(0.5)))
     assert zeroed < swapped < doubled
-
-
-def test_the_ledger_can_write_and_read_it():
-    release = fv.Release(PoissonSampled(RATE, (shares(), shares()), 1), SITES, 20)
-    assert fv.Release.from_dict(json.loads(json.dumps(release.to_dict()))) == release
-    persons = model("person", trust="distributed", contributions=2)
-    assert fv.PrivacyModel.from_dict(json.loads(json.dumps(persons.to_dict()))) == persons
-    guarantee = fv.account([release], privacy_model=persons, delta=DELTA)
-    again = fv.Guarantee.from_dict(json.loads(json.dumps(guarantee.to_dict())))
-    assert again == guarantee
-    assert "secret samples" in guarantee.statement
 
 
 # Refusals -----------------------------------------------------------------------------------------

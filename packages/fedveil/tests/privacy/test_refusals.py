@@ -174,11 +174,6 @@ def test_capped_cohorts_with_colluders_are_refused(adjacency):
     assert counted.epsilon > 0
 
 
-def test_gradients_on_a_grid_need_a_certificate():
-    with pytest.raises(r.GradientRefused):
-        GridGradients(1, 10, 0.1, 1, 1, 10, None, 2.0**-20, 8)
-
-
 def test_colluders_are_taken_off_the_noise():
     full, half = ask(NOISE, EVERYONE, SHARED), ask(NOISE, EVERYONE, changed(SHARED, colluders=5))
     assert (full.honest_shares, half.honest_shares) == (10, 5)
@@ -199,6 +194,11 @@ def test_replace_is_always_charged_twice_the_clip():
     votes = ask(NoisyVotes(20), fv.Everyone(), changed(SHARED, adjacency="replace"))
     fewer = ask(NoisyVotes(20 / 2**0.5), fv.Everyone(), SHARED)
     assert votes.epsilon == pytest.approx(fewer.epsilon, rel=1e-12)
+
+
+def test_gradients_on_a_grid_need_a_certificate():
+    with pytest.raises(r.GradientRefused):
+        GridGradients(1, 10, 0.1, 1, 1, 10, None, 2.0**-20, 8)
 
 
 def test_a_paper_s_constants_make_no_guarantee():

@@ -23,7 +23,6 @@ from fedveil.privacy.sampling import (
     Sampling,
     random_subset,
     sampling_from_dict,
-    sampling_to_dict,
 )
 
 FALSE_ALARM = 1e-6  # of each statistical test below
@@ -188,26 +187,6 @@ def test_a_tie_at_the_boundary_is_drawn_again():
     assert random_subset(4, 2, inside).tolist() == [0, 1]
 
 
-def test_cohorts_are_sorted_distinct_and_repeatable():
-    samplers: list[Sampling] = [
-        Poisson(0.3, 50),
-        FixedSize(50, 20),
-        CappedPoisson(50, 0.5, 20),
-        RoundRobin(50, 20),
-        Everyone(50),
-        Balanced(50, 20, 10),
-    ]
-    for sampling in samplers:
-        for round_number in range(10):
-            first = sampling.draw(round_number, Randomness(3).stream("cohort", round_number))
-            again = sampling.draw(round_number, Randomness(3).stream("cohort", round_number))
-            assert first.dtype == np.int64
-            assert np.array_equal(first, again)
-            assert np.all(np.diff(first) > 0)
-            assert first.min() >= 0
-            assert first.max() < 50
-
-
 def test_round_robin_takes_turns_and_counts_them():
     sampling = RoundRobin(7, 3)
     counts = np.zeros(7, dtype=int)
@@ -244,26 +223,6 @@ def test_balanced_schedules_depend_on_their_key_alone():
         one.max_participations(10)
 
 
-class Counting(Stream):
-    """A stream that counts the words it gave."""
-
-    given = 0
-
-    def words(self, count: int) -> np.ndarray:
-        self.given += count
-        return super().words(count)
-
-
-def test_what_a_draw_costs():
-    """Poisson: a word for each client. Fixed size: a few for each member of the cohort, however
-    many clients there are."""
-    poisson, fixed = Counting(bytes(32)), Counting(bytes(32))
-    assert len(Poisson(0.01, 1_000_000).draw(0, poisson)) == pytest.approx(10_000, rel=0.1)
-    assert poisson.given == 1_000_000
-    assert len(FixedSize(1_000_000, 10_000).draw(0, fixed)) == 10_000
-    assert fixed.given < 20_000
-
-
 def test_only_secret_random_cohorts_amplify():
     assert [s.amplifies for s in (Poisson(0.1), FixedSize(9, 3), CappedPoisson(9, 0.1, 3))] == [
         True
@@ -271,32 +230,6 @@ def test_only_secret_random_cohorts_amplify():
     assert [s.amplifies for s in (RoundRobin(9, 3), Everyone(), Balanced(9, 3, 2))] == [False] * 3
     for sampling in (Poisson(0.1), FixedSize(9, 3), CappedPoisson(9, 0.1, 3), Everyone()):
         assert sampling.max_participations(12) == 12  # never the mean
-
-
-def test_expected_cohorts_are_public_numbers():
-    assert Poisson(0.25, 200).expected_cohort == 50
-    assert FixedSize(9, 3).expected_cohort == RoundRobin(9, 3).expected_cohort == 3
-    assert Everyone(12).expected_cohort == 12
-    assert CappedPoisson(9, 1.0, 4).expected_cohort == 4
-    for sampling in (Poisson(0.1), Everyone()):
-        with pytest.raises(ConfigError, match="clients"):
-            _ = sampling.expected_cohort
-        with pytest.raises(ConfigError, match="clients"):
-            sampling.draw(0, Randomness(1).stream("x"))
-
-
-def test_samplers_round_trip_through_documents():
-    samplers: list[Sampling] = [
-        Poisson(0.3, 50),
-        Poisson(0.3),
-        FixedSize(50, 20),
-        CappedPoisson(50, 0.5, 20),
-        RoundRobin(50, 20),
-        Everyone(),
-        Balanced(50, 20, 10, key=3),
-    ]
-    for sampling in samplers:
-        assert sampling_from_dict(sampling_to_dict(sampling)) == sampling
 
 
 @pytest.mark.parametrize(

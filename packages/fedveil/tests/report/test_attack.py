@@ -71,9 +71,3 @@ def test_one_pair_is_met_by_the_mechanism_that_leaks_as_much_as_it_may(
     false, true = (1 - delta) * lie, delta + (1 - delta) * (1 - lie)
     assert found.true_positives(false) == pytest.approx(true, abs=1e-12)
     assert found.right_guesses == pytest.approx((true + 1 - false) / 2, abs=1e-12)
-
-
-def test_nothing_proved_bounds_nothing() -> None:
-    found = AttackBound(((math.inf, 1e-5),))
-    assert found.true_positives(0.0) == 1.0
-    assert found.right_guesses == 1.0

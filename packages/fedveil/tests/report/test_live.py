@@ -6,19 +6,16 @@ import http.client
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.report.browser import Page, needs_browser
 
 from fedveil.cli import main
-from fedveil.cli.report import newest_in, watched, watched_apart
+from fedveil.cli.report import watched_apart
 from fedveil.core.errors import ConfigError
 from fedveil.report.live import served
 
@@ -50,11 +47,6 @@ def test_only_the_whole_address_on_this_machine_is_answered() -> None:
         assert len(place) > 30
     with pytest.raises(ConnectionRefusedError):
         get(address)
-
-
-def test_two_addresses_have_nothing_in_common() -> None:
-    with served(lambda: "") as one, served(lambda: "") as other:
-        assert urlsplit(one).path != urlsplit(other).path
 
 
 def test_a_page_that_cannot_be_made_yet_is_asked_for_again() -> None:
@@ -93,28 +85,6 @@ def test_a_run_is_watched_by_a_process_of_its_own_that_ends_with_it(
     assert multiprocessing.active_children() == []
 
 
-def test_the_page_of_a_run_that_is_killed_ends_with_it(tmp_path: Path) -> None:
-    """A pipe tells, whose other end only the run had: it is closed however the run ends."""
-    script = (
-        "import os, sys\nfrom pathlib import Path\nfrom fedveil.cli.report import watched_apart\n"
-        "if __name__ == '__main__':\n"
-        "    with watched_apart(Path(sys.argv[1])):\n"
-        "        sys.stdin.readline()\n        os.kill(os.getpid(), 9)\n"
-    )
-    file = tmp_path / "killed.py"
-    file.write_text(script)
-    command = [sys.executable, str(file), str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
-        address = next(line for line in process.stderr if "http" in line).split()[-1]
-        assert get(address)[0] == 503
-        process.stdin.write("\n")
-        process.stdin.flush()
-        process.stderr.read()  # ends when the last process that can write to it has ended
-    with pytest.raises(ConnectionRefusedError):
-        get(address)
-
-
 def test_the_page_grows_with_the_run_of_another_process(tmp_path: Path) -> None:
     """`report --watch` shows what is there when it is asked, and ends at Ctrl-C."""
     run = tmp_path / "run"
@@ -144,66 +114,8 @@ def test_the_page_grows_with_the_run_of_another_process(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_a_hub_shows_the_run_that_was_begun_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tests.deploy.hospitals import hospitals
-
-    from fedveil.cli import report
-    from fedveil_federation.deploy.hub_service import Queue
-
-    made = hospitals(tmp_path)
-    try:
-        home = made.hub
-        with watched(lambda: newest_in(home.runs)) as address:
-            assert get(address)[0] == 503
-            made.meet()
-            made.queue()
-            made.service().step()
-            assert "<h1>Report of first</h1>" in get(address)[1]
-            shutil.copytree(home.runs / "first", home.runs / "second")
-            (home.runs / "second" / "recipe.toml").touch()
-            assert "<h1>Report of second</h1>" in get(address)[1]
-        # The command that follows a run shows that run.
-        shown: list[Path] = []
-        monkeypatch.setattr(report, "watched_apart", lambda path: nullcontext(shown.append(path)))
-        monkeypatch.setattr(Queue, "put", lambda self, job: None)
-        words = ["federation", "run", "dp-sgd", "--home", str(home.path), "--name", "first"]
-        assert main([*words, "--watch"]) == 0
-        assert shown == [home.runs / "first"]
-        assert main([*words, "--watch", "--detach"]) == 2
-        assert "--watch" in capsys.readouterr().err
-    finally:
-        made.close()
-
-
 def rounds_in(page: str) -> int:
     start = page.index('id="document">') + len('id="document">')
     document = json.loads(page[start : page.index("</script>", start)])
     rounds: int = document["runs"][0]["rounds"]
     return rounds
-
-
-@needs_browser
-def test_a_browser_shows_news_without_being_asked(browser: Page, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert main(["run", *SMALL, "--no-report", "--output", str(run)]) == 0
-    text = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(text.splitlines(keepends=True)[0])
-    browser.problems.clear()
-    with watched(lambda: [run]) as address:
-        browser.open(address)
-        before = browser.run("document.querySelectorAll('.chart .dot').length")
-        browser.run("document.querySelector('details').open = true")
-        (run / "metrics.jsonl").write_text(text)
-        browser.until(f"document.querySelectorAll('.chart .dot').length > {before}")
-        assert browser.run("document.querySelector('details').open")
-        # Charts that came later answer to keys as the first ones did.
-        browser.run(
-            "document.querySelector('svg[data-chart]').dispatchEvent("
-            "new KeyboardEvent('keydown', {key: 'End'}))"
-        )
-        assert browser.run("document.querySelector('.read').textContent").startswith("round 3")
-        assert browser.problems == [f"asked for {address}"] * len(browser.problems)
-    browser.until("document.querySelector('footer').textContent.includes('has ended')")
-    browser.open("about:blank")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,16 +65,6 @@ def test_a_callback_is_told_of_every_round() -> None:
     assert not run.stopped
 
 
-def test_of_a_protected_run_released_values_alone_are_told() -> None:
-    log = Log()
-    run = fv.Run(plan(seed=None), callbacks=[log])
-    run.finish()
-    run.close()
-    assert all(report.unprotected_stats is None for report in log.reports)
-    assert all(report.seconds is None for report in log.reports)
-    assert log.facts["protected"]
-
-
 @pytest.mark.parametrize("seed", [None, 1])
 def test_ending_early_costs_the_whole_plan(tmp_path: Path, seed: int | None) -> None:
     """And what was done is kept: the run can go on."""
@@ -110,17 +99,6 @@ def test_early_stopping_waits_for_its_patience() -> None:
         fv.EarlyStopping(patience=0)
 
 
-def test_early_stopping_needs_test_examples() -> None:
-    """Of none the loss is no number, and would never fall."""
-    made = plan(seed=1)
-    test = Examples(made.federation.test.inputs[:0], made.federation.test.targets[:0])
-    none = replace(made, federation=replace(made.federation, test=test))
-    run = fv.Run(none, callbacks=[fv.EarlyStopping()])
-    with pytest.raises(fv.ConfigError, match="no test examples to stop by; hold some out"):
-        run.finish()
-    assert run.state.rounds == 0
-
-
 def test_the_clients_own_rows_do_not_decide_which_model_is_released() -> None:
     run = fv.Run(plan(seed=None, public=False), callbacks=[fv.EarlyStopping()])
     with pytest.raises(fv.PrivacyRefusal, match="give a public test part"):
@@ -132,35 +110,6 @@ def test_the_clients_own_rows_do_not_decide_which_model_is_released() -> None:
     assert own.state.rounds == 8  # a refusal in round 3 would have been a stop as well
     for made in (plan(seed=None), plan(seed=1, public=False)):
         fv.Run(made, every=1, callbacks=[fv.EarlyStopping(patience=1, least=9.0)]).finish()
-
-
-def test_progress_in_files_terminals_and_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shown(stream: io.StringIO) -> str:
-        monkeypatch.setattr(sys, "stderr", stream)
-        progress = fv.Progress()
-        progress.on_begin({"rounds": 9, "protected": True})
-        progress.on_round(report(1, 0.25))
-        progress.on_round(report(2, None))
-        progress.on_end()
-        return stream.getvalue()
-
-    line = "round 1/9  loss 0.2500  accuracy 50.0%  epsilon so far 1"
-    assert shown(io.StringIO()) == f"{line}\n"
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    found = shown(terminal)
-    assert found.count("\r") == 2
-    assert found.endswith("round 2/9  loss 0.2500  accuracy 50.0%  epsilon so far 1\n")
-    displayed: list[str] = []
-    notebook = ModuleType("IPython.display")
-    handle = SimpleNamespace(update=displayed.append)
-    notebook.Pretty = str  # type: ignore[attr-defined]
-    notebook.display = lambda text, display_id: displayed.append(text) or handle  # type: ignore
-    shell = SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
-    assert shown(io.StringIO()) == ""
-    assert [text[:9] for text in displayed] == ["round 1/9", "round 2/9"]
 
 
 @pytest.mark.parametrize("active", [None, "theirs"])
@@ -184,6 +133,43 @@ def test_mlflow_gets_what_is_run_and_each_round(
     figures = {"clip": 0.5, "loss": 0.25, "accuracy": 0.5, "epsilon_so_far": 1.0}
     logged = [{"rounds": 9}, (4, figures)]
     assert calls == (logged if active else ["start", *logged, "end"])
+
+
+def test_callbacks_learn_of_the_end_of_a_run_that_another_refuses_to_begin() -> None:
+    class Refuses(fv.Callback):
+        def on_begin(self, facts: Mapping[str, Any]) -> None:
+            raise ConfigError("not so")
+
+        def on_end(self) -> None:
+            raise AssertionError("it has not begun")
+
+    log = Log()
+    run = fv.Run(plan(), callbacks=[log, Refuses()])
+    with pytest.raises(ConfigError, match="not so"):
+        run.finish()
+    run.close()
+    assert log.ended == 1
+
+
+def test_of_a_protected_run_released_values_alone_are_told() -> None:
+    log = Log()
+    run = fv.Run(plan(seed=None), callbacks=[log])
+    run.finish()
+    run.close()
+    assert all(report.unprotected_stats is None for report in log.reports)
+    assert all(report.seconds is None for report in log.reports)
+    assert log.facts["protected"]
+
+
+def test_early_stopping_needs_test_examples() -> None:
+    """Of none the loss is no number, and would never fall."""
+    made = plan(seed=1)
+    test = Examples(made.federation.test.inputs[:0], made.federation.test.targets[:0])
+    none = replace(made, federation=replace(made.federation, test=test))
+    run = fv.Run(none, callbacks=[fv.EarlyStopping()])
+    with pytest.raises(fv.ConfigError, match="no test examples to stop by; hold some out"):
+        run.finish()
+    assert run.state.rounds == 0
 
 
 def test_mlflow_itself_takes_two_runs_one_after_the_other(
@@ -237,19 +223,3 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 def test_figures_that_are_no_numbers_are_left_out() -> None:
     assert "loss" not in module.figures_of(report(1, float("nan")))
-
-
-def test_callbacks_learn_of_the_end_of_a_run_that_another_refuses_to_begin() -> None:
-    class Refuses(fv.Callback):
-        def on_begin(self, facts: Mapping[str, Any]) -> None:
-            raise ConfigError("not so")
-
-        def on_end(self) -> None:
-            raise AssertionError("it has not begun")
-
-    log = Log()
-    run = fv.Run(plan(), callbacks=[log, Refuses()])
-    with pytest.raises(ConfigError, match="not so"):
-        run.finish()
-    run.close()
-    assert log.ended == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,15 +59,6 @@ def test_that_rows_are_public_stands_in_the_guarantee_also_after_saving(tmp_path
     private = federation()
     for data in (private, kept(private, tmp_path / "d")):
         assert not says(guarantee(data), "rows of ours are public")
-
-
-def test_of_a_federation_saved_without_saying_so_it_is_taken_to_be_declared(tmp_path: Path) -> None:
-    path = federation().save(tmp_path / "a") / "federation.json"
-    manifest = json.loads(path.read_text())
-    del manifest["public"]
-    path.write_text(json.dumps(manifest))
-    opened = fv.Federation.open(tmp_path / "a")
-    assert says(guarantee(opened), "rows of ours are public is declared")
 
 
 def test_that_test_examples_are_public_stands_in_the_guarantee() -> None:

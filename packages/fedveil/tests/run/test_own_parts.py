@@ -62,10 +62,6 @@ def without_clip(made: fv.Plan) -> Engine:
     return build_engine(job, "sequential")
 
 
-def test_a_run_of_its_own_parts_is_certified() -> None:
-    assert certified(fv.Run(plan()))
-
-
 def test_an_own_engine_made_from_another_job_certifies_nothing() -> None:
     run = fv.Run(plan(), engine=without_clip(plan()))
     assert not certified(run)
@@ -135,12 +131,6 @@ def test_a_method_that_was_put_on_the_data_certifies_nothing() -> None:
     assert not certified(fv.Run(made))
 
 
-def test_a_mechanism_of_another_s_stays_another_s_under_any_name() -> None:
-    forged = type("Forged", (Gaussian,), {"__module__": "fedveil.privacy.mechanisms"})
-    assert Gaussian(1.0).foreign is False
-    assert forged(1.0).foreign is True
-
-
 def test_a_run_does_what_follows_from_its_plan_s_choices_alone() -> None:
     """Nothing that was derived before it is believed: not a pipeline, not a subclass's sampling."""
     made = plan()
@@ -184,3 +174,13 @@ def test_no_missing_client_moves_others_to_another_machine(monkeypatch: pytest.M
     with pytest.raises(fv.PrivacyRefusal, match="name the clients in a column"):
         fv.Run(nameless)
     fv.Run(named)
+
+
+def test_a_run_of_its_own_parts_is_certified() -> None:
+    assert certified(fv.Run(plan()))
+
+
+def test_a_mechanism_of_another_s_stays_another_s_under_any_name() -> None:
+    forged = type("Forged", (Gaussian,), {"__module__": "fedveil.privacy.mechanisms"})
+    assert Gaussian(1.0).foreign is False
+    assert forged(1.0).foreign is True

@@ -68,27 +68,6 @@ def test_classes_are_scored_as_by_scikit_learn(names: int) -> None:
     assert found == pytest.approx(wanted, rel=1e-12)  # sums of 500 doubles in another order
 
 
-@pytest.mark.parametrize("names", [2, 3])
-def test_the_constant_answer_is_scored_as_by_scikit_learn(names: int) -> None:
-    probabilities, targets = _classified(names, seed=10 + names)
-    found = _tallied(probabilities, targets)
-    shares = np.bincount(targets) / len(targets)
-    said = np.full(len(targets), shares.argmax())
-    average = "binary" if names == 2 else "macro"
-    assert found.constant == pytest.approx(
-        {
-            "accuracy": metrics.accuracy_score(targets, said),
-            "balanced_accuracy": metrics.balanced_accuracy_score(targets, said),
-            "f1": metrics.f1_score(targets, said, average=average, zero_division=0),
-            "auc": 0.5,
-            "log_loss": metrics.log_loss(targets, np.tile(shares, (len(targets), 1))),
-            "brier": _brier(np.tile(shares, (len(targets), 1)), targets),
-            "calibration_error": 0.0,
-        },
-        rel=1e-12,
-    )
-
-
 def test_numbers_are_scored_as_by_scikit_learn() -> None:
     draw = np.random.default_rng(3)
     targets = draw.normal(12, 4, 400)
@@ -138,6 +117,90 @@ def test_one_percent_positives_do_not_look_like_a_good_model() -> None:
     assert "answering 'class 0' every time" in found.warning
 
 
+@pytest.mark.parametrize(("times", "clear"), [(1, False), (20, False), (1000, True)])
+def test_a_saving_in_log_loss_is_clear_from_three_standard_errors_on(
+    times: int, clear: bool
+) -> None:
+    """Row by row beside a constant that gives each class its share, here one half; the answer is
+    class 0 in every row, so that the hits are those of the constant, too."""
+    positive = np.tile([0.05, 0.45, 0.45, 0.3, 0.45, 0.45, 0.45, 0.4, 0.3, 0.49], times)
+    targets = np.tile(np.repeat([0, 1], 5), times)
+    saved = np.log(2) + np.log(np.where(targets == 1, positive, 1 - positive))
+    assert (saved.mean() > 3 * saved.std() / math.sqrt(len(saved))) == clear
+    assert saved.mean() > 0.01 * np.log(2)
+    found = _tallied(np.column_stack([1 - positive, positive]), targets)
+    assert found.clearly_better == clear
+
+
+def test_noise_is_seldom_called_clearly_better() -> None:
+    """Answers unrelated to the labels: each of three one-sided tests at three standard errors errs
+    with probability 0.0014, so more than 12 of 1000 has a probability below 1e-3."""
+    draw = np.random.default_rng(7)
+    called = 0
+    for _ in range(1000):
+        targets = draw.integers(0, 2, 400)
+        positive = draw.uniform(0.05, 0.95, 400)
+        called += _tallied(np.column_stack([1 - positive, positive]), targets).clearly_better
+    assert called <= 12
+
+
+def test_whether_a_model_is_as_right_as_it_says() -> None:
+    """Rows that are right as often as they are said to be have no calibration error but chance:
+    20,000 of them, four standard errors of a bin. A model that is always sure shows."""
+    draw = np.random.default_rng(3)
+    chances = draw.dirichlet((1.0, 1.0), 20_000)
+    targets = (draw.random(20_000) < chances[:, 1]).astype(np.int64)
+    honest = _tallied(chances, targets)
+    assert honest.figures["calibration_error"] < 4 * math.sqrt(8 * 0.25 / 20_000)
+    sure = np.eye(2)[chances.argmax(1)]
+    boast = _tallied(sure, targets)
+    assert boast.figures["calibration_error"] == pytest.approx(1 - boast.figures["accuracy"])
+    ((rows, said, right),) = boast.reliability
+    assert (rows, said, right) == (20_000, 1.0, pytest.approx(boast.figures["accuracy"]))
+
+
+def test_a_model_that_ranks_rare_rows_has_learned_something() -> None:
+    """Of 1 % positives accuracy says nothing, and log loss is hardly less; ranks are clear."""
+    draw = np.random.default_rng(0)
+    targets = (np.arange(4000) < 40).astype(np.int64)
+    logits = -4.6 + draw.normal(size=4000) + 0.9 * targets
+    found = _tallied(_two(logits), targets)
+    assert 0.65 < found.figures["auc"] < 0.85
+    assert found.clearly_better
+    assert "use the probabilities, or class weights" in found.warning
+    loud = _tallied(_two(5 * logits + 20), targets)  # the same ranks, and useless probabilities
+    assert loud.warning.startswith("it ranks rows better")
+    # Blind ranks pass one time in 700: four of 200 or more, two times in 10,000.
+    blind = [_tallied(_two(draw.normal(size=4000) - 4.6), targets) for _ in range(200)]
+    assert sum(one.figures["auc"] > 0.5 and one.clearly_better for one in blind) < 4
+
+
+def _two(logits: np.ndarray) -> np.ndarray:
+    chances = 1 / (1 + np.exp(-logits))
+    return np.stack([1 - chances, chances], axis=1)
+
+
+@pytest.mark.parametrize("names", [2, 3])
+def test_the_constant_answer_is_scored_as_by_scikit_learn(names: int) -> None:
+    probabilities, targets = _classified(names, seed=10 + names)
+    found = _tallied(probabilities, targets)
+    shares = np.bincount(targets) / len(targets)
+    said = np.full(len(targets), shares.argmax())
+    average = "binary" if names == 2 else "macro"
+    assert found.constant == pytest.approx(
+        {
+            "accuracy": metrics.accuracy_score(targets, said),
+            "balanced_accuracy": metrics.balanced_accuracy_score(targets, said),
+            "f1": metrics.f1_score(targets, said, average=average, zero_division=0),
+            "auc": 0.5,
+            "log_loss": metrics.log_loss(targets, np.tile(shares, (len(targets), 1))),
+            "brier": _brier(np.tile(shares, (len(targets), 1)), targets),
+            "calibration_error": 0.0,
+        },
+        rel=1e-12,
+    )
+
+
 def test_rare_positives_that_are_ranked_well_count() -> None:
     """The same accuracy as always 'no', but probabilities that know more."""
     targets = (np.arange(5000) % 50 == 0).astype(np.int64)
@@ -177,33 +240,6 @@ def test_a_confident_model_with_a_poor_log_loss_still_counts_by_its_hits() -> No
     assert not found.learnt  # noise alone could do so
 
 
-@pytest.mark.parametrize(("times", "clear"), [(1, False), (20, False), (1000, True)])
-def test_a_saving_in_log_loss_is_clear_from_three_standard_errors_on(
-    times: int, clear: bool
-) -> None:
-    """Row by row beside a constant that gives each class its share, here one half; the answer is
-    class 0 in every row, so that the hits are those of the constant, too."""
-    positive = np.tile([0.05, 0.45, 0.45, 0.3, 0.45, 0.45, 0.45, 0.4, 0.3, 0.49], times)
-    targets = np.tile(np.repeat([0, 1], 5), times)
-    saved = np.log(2) + np.log(np.where(targets == 1, positive, 1 - positive))
-    assert (saved.mean() > 3 * saved.std() / math.sqrt(len(saved))) == clear
-    assert saved.mean() > 0.01 * np.log(2)
-    found = _tallied(np.column_stack([1 - positive, positive]), targets)
-    assert found.clearly_better == clear
-
-
-def test_noise_is_seldom_called_clearly_better() -> None:
-    """Answers unrelated to the labels: each of three one-sided tests at three standard errors errs
-    with probability 0.0014, so more than 12 of 1000 has a probability below 1e-3."""
-    draw = np.random.default_rng(7)
-    called = 0
-    for _ in range(1000):
-        targets = draw.integers(0, 2, 400)
-        positive = draw.uniform(0.05, 0.95, 400)
-        called += _tallied(np.column_stack([1 - positive, positive]), targets).clearly_better
-    assert called <= 12
-
-
 def test_numbers_no_better_than_the_mean_are_said_to_be_so() -> None:
     draw = np.random.default_rng(9)
     targets = draw.normal(12, 5, 1000)
@@ -220,44 +256,8 @@ def test_one_class_only_leaves_undefined_figures_out() -> None:
     assert not found.clearly_better
 
 
-def test_whether_a_model_is_as_right_as_it_says() -> None:
-    """Rows that are right as often as they are said to be have no calibration error but chance:
-    20,000 of them, four standard errors of a bin. A model that is always sure shows."""
-    draw = np.random.default_rng(3)
-    chances = draw.dirichlet((1.0, 1.0), 20_000)
-    targets = (draw.random(20_000) < chances[:, 1]).astype(np.int64)
-    honest = _tallied(chances, targets)
-    assert honest.figures["calibration_error"] < 4 * math.sqrt(8 * 0.25 / 20_000)
-    sure = np.eye(2)[chances.argmax(1)]
-    boast = _tallied(sure, targets)
-    assert boast.figures["calibration_error"] == pytest.approx(1 - boast.figures["accuracy"])
-    ((rows, said, right),) = boast.reliability
-    assert (rows, said, right) == (20_000, 1.0, pytest.approx(boast.figures["accuracy"]))
-
-
 def test_where_one_class_has_most_rows_accuracy_does_not_come_first() -> None:
     for share, first in ((0.5, "accuracy"), (0.9, "area under the ROC curve")):
         targets = (np.arange(1000) >= 1000 * share).astype(np.int64)
         found = _tallied(np.tile([share, 1 - share], (1000, 1)), targets)
         assert score_rows(found.to_dict())[0][0] == first
-
-
-def test_a_model_that_ranks_rare_rows_has_learned_something() -> None:
-    """Of 1 % positives accuracy says nothing, and log loss is hardly less; ranks are clear."""
-    draw = np.random.default_rng(0)
-    targets = (np.arange(4000) < 40).astype(np.int64)
-    logits = -4.6 + draw.normal(size=4000) + 0.9 * targets
-    found = _tallied(_two(logits), targets)
-    assert 0.65 < found.figures["auc"] < 0.85
-    assert found.clearly_better
-    assert "use the probabilities, or class weights" in found.warning
-    loud = _tallied(_two(5 * logits + 20), targets)  # the same ranks, and useless probabilities
-    assert loud.warning.startswith("it ranks rows better")
-    # Blind ranks pass one time in 700: four of 200 or more, two times in 10,000.
-    blind = [_tallied(_two(draw.normal(size=4000) - 4.6), targets) for _ in range(200)]
-    assert sum(one.figures["auc"] > 0.5 and one.clearly_better for one in blind) < 4
-
-
-def _two(logits: np.ndarray) -> np.ndarray:
-    chances = 1 / (1 + np.exp(-logits))
-    return np.stack([1 - chances, chances], axis=1)

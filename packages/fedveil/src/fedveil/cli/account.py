@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil.cli.load_guarantee import RunProgress, guarantee_of
+    from fedveil.cli.load_guarantee import guarantee_of, unfinished, way_to_certify
 
     if args.paper is not None:
         compare = extension("fedveil.papers", "account")
@@ -40,10 +40,10 @@ def execute(args: argparse.Namespace) -> int:
             )
         code: int = compare(args)
         return code
-    progress: RunProgress | None = None
-    person = None
+    progress, person, certify = None, None, None
     if args.source is not None:
         guarantee, progress = guarantee_of(args.source)
+        certify = None if guarantee.certified else way_to_certify(args.source)
     elif args.rounds is None:
         raise ConfigError(
             "--rounds: give the number of rounds, or name a recipe or a run directory"
@@ -53,8 +53,9 @@ def execute(args: argparse.Namespace) -> int:
 
     def shown() -> None:
         show(guarantee, "What is guaranteed", person)
-        if str(progress or ""):
-            console.stdout().print(str(progress))
+        if progress is not None and (sentence := unfinished(progress)):
+            console.say(sentence)
+        if certify is not None:
+            console.say(certify, heading="To certify this, run:", command=True)
 
-    begun = {} if progress is None else progress.to_dict()
-    return console.answer(args, document_of(guarantee, person) | begun, shown)
+    return console.answer(args, document_of(guarantee, person) | (progress or {}), shown)

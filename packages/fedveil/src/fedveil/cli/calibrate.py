@@ -23,6 +23,11 @@ from fedveil.privacy.rounding import at_least, at_most
 
 # What was found, and what is guaranteed with it.
 Answer = tuple[dict[str, Any], Described]
+_FOUND: dict[str, tuple[str, ...]] = {  # what each search finds, and so nobody gives
+    "noise": LEVELS,
+    "rounds": ("rounds", "participations"),
+    "rate": ("rate", "cohort", "participations", "batch_rate"),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +49,12 @@ def execute(args: argparse.Namespace) -> int:
         return console.answer(args, document_of(planned), lambda: show(planned, title))
     if args.epsilon is None:
         raise ConfigError("--epsilon: give the budget, or name a recipe")
-    find = {"noise": _noise, "rounds": _rounds, "rate": _rate}[args.find]
-    found, asked = find(args)
+    for name in _FOUND[args.find]:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"{console.flag(name)}: leave it out with --find {args.find}")
+    if args.rounds is None and args.find != "rounds":
+        raise ConfigError("--rounds: give the number of rounds, or use --find rounds")
+    found, asked = {"noise": _noise, "rounds": _rounds, "rate": _rate}[args.find](args)
     guarantee, person = asked.guarantees()
     document = {
         "target_epsilon": args.epsilon,
@@ -69,86 +78,60 @@ def _noise(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.contract import mechanism_class
     from fedveil.privacy.poisson_sampled import PoissonSampled
 
-    rounds, kind = _given_rounds(args), mechanism_kind(args)
-    for name in LEVELS:
-        if getattr(args, name) is not None:
-            raise ConfigError(f"{console.flag(name)}: leave it out; the noise is to be found")
+    kind = mechanism_kind(args)
     level = mechanism_class(kind).level
     if level is None:
         raise ConfigError(f"--mechanism: {kind} has no noise to find; name the mechanism itself")
-    asked = described(args, rounds, level=1.0)  # it stands in for what is to be found
+    asked = described(args, args.rounds, level=1.0)  # it stands in for what is to be found
     mechanism = calibrate_mechanism(
         lambda noise: mechanism_of(args, noise),
         sampling=asked.release.sampling,
-        rounds=rounds,
+        rounds=args.rounds,
         participations=args.participations,
         **_budget(args, asked),
     )
     inner = mechanism.mechanisms[0] if isinstance(mechanism, PoissonSampled) else mechanism
-    release = replace(asked.release, mechanism=mechanism)
-    return {level: getattr(inner, level)}, replace(asked, release=release)
+    return {level: getattr(inner, level)}, _with(asked, mechanism=mechanism)
 
 
 def _rounds(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.calibration import calibrate_rounds
     from fedveil.privacy.sampling import Balanced
 
-    _not_given(args, "rounds", "participations")
     asked = described(args, 1)
-    sampling = asked.release.sampling
-    rounds = calibrate_rounds(
-        sampling=sampling, mechanism=asked.release.mechanism, **_budget(args, asked)
-    )
+    sampling, mechanism = asked.release.sampling, asked.release.mechanism
+    rounds = calibrate_rounds(sampling=sampling, mechanism=mechanism, **_budget(args, asked))
     if isinstance(sampling, Balanced):
         sampling = replace(sampling, rounds=rounds)
-    release = replace(asked.release, sampling=sampling, rounds=rounds)
-    return {"rounds": rounds}, replace(asked, release=release)
+    return {"rounds": rounds}, _with(asked, sampling=sampling, rounds=rounds)
 
 
 def _rate(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.calibration import calibrate_rate
     from fedveil.privacy.sampling import CappedPoisson, Poisson
 
-    _not_given(args, "rate", "cohort", "participations", "batch_rate")
-    rounds = _given_rounds(args)
     if args.sampling in ("fixed", "round-robin", "balanced"):
         args.cohort = 1
     else:
         args.sampling = args.sampling or "poisson"
         args.rate = 0.5 if args.sampling != "everyone" else None
-    asked = described(args, rounds)
+    asked = described(args, args.rounds)
     sampling = calibrate_rate(
         sampling=asked.release.sampling,
-        rounds=rounds,
+        rounds=args.rounds,
         mechanism=asked.release.mechanism,
         **_budget(args, asked),
     )
-    found: dict[str, Any]
     if isinstance(sampling, (Poisson, CappedPoisson)):
-        found = {"rate": sampling.rate}
-    else:
-        found = {"cohort": int(sampling.expected_cohort)}
-    return found, replace(asked, release=replace(asked.release, sampling=sampling))
+        return {"rate": sampling.rate}, _with(asked, sampling=sampling)
+    return {"cohort": int(sampling.expected_cohort)}, _with(asked, sampling=sampling)
+
+
+def _with(asked: Described, **changes: Any) -> Described:
+    return replace(asked, release=replace(asked.release, **changes))
 
 
 def _budget(args: argparse.Namespace, asked: Described) -> dict[str, Any]:
     """Return what every calibration is told: the budget, and for whom it is."""
-    return {
-        "epsilon": args.epsilon,
-        "delta": asked.delta,
-        "privacy_model": asked.privacy_model,
-        "uses": asked.release.uses,
-        "tuning": asked.tuning,
-    }
-
-
-def _given_rounds(args: argparse.Namespace) -> int:
-    if args.rounds is None:
-        raise ConfigError("--rounds: give the number of rounds, or use --find rounds")
-    return int(args.rounds)
-
-
-def _not_given(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) is not None:
-            raise ConfigError(f"{console.flag(name)}: leave it out with --find {args.find}")
+    known = {name: getattr(asked, name) for name in ("delta", "privacy_model", "tuning")}
+    return {"epsilon": args.epsilon, "uses": asked.release.uses, **known}

@@ -13,7 +13,7 @@ from fedveil.cli import console
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.report.comparison import ComparedRun, Comparison
+    from fedveil.report.comparison import ComparedRun
     from fedveil.report.store import Store
 
 
@@ -42,7 +42,7 @@ def execute(args: argparse.Namespace) -> int:
 
     from fedveil.core.files import write_atomically
     from fedveil.report import comparison
-    from fedveil.report.compared import comparison_page
+    from fedveil.report.compared import cell, comparison_page
     from fedveil.report.store import Store
 
     entered = comparison.contenders(args.recipes, args.set)
@@ -57,17 +57,21 @@ def execute(args: argparse.Namespace) -> int:
         console.complain("interrupted; the same command goes on with what is missing")
         return 130
     made = comparison.comparison_of(todo, store)
-    page = args.output / "comparison.html"
-    shown = console.plain(comparison.page_document(made))
-    write_atomically(page, comparison_page(shown).encode(), durable=False)
-    document = {
-        **vars(made),
-        "delta": delta,
-        "seeds": args.seeds,
-        "promises_differ": made.promises_differ,
-        "page": str(page),
-    }
-    return console.answer(args, document, lambda: _show(made, page))
+    file = args.output / "comparison.html"
+    page = console.plain(comparison.page_document(made))
+    write_atomically(file, comparison_page(page).encode(), durable=False)
+
+    def show() -> None:
+        table = page["table"]
+        rows = [[cell(value).text for value in row] for row in table["rows"]]
+        console.table(page["title"], table["columns"], rows)
+        for heading, sentences in page["said"].items():
+            for sentence in sentences:
+                console.say(sentence, heading=f"{heading}:")
+        console.say(str(file), heading="Written:")
+
+    document = {**made, "delta": delta, "seeds": args.seeds, "page": str(file)}
+    return console.answer(args, document, show)
 
 
 def _epsilons(text: str | None) -> tuple[float, ...]:
@@ -99,25 +103,3 @@ def _run(todo: Sequence[ComparedRun], store: Store, *, quiet: bool) -> None:
                 file=sys.stderr,
                 flush=True,
             )
-
-
-def _show(made: Comparison, page: Path) -> None:
-    from fedveil.report.comparison import LABELS
-
-    percent = made.figure == "accuracy"
-    scale = 100.0 if percent else 1.0
-    budgets = {row["epsilon"] for row in made.rows}
-    columns = sorted(budgets, key=lambda epsilon: (epsilon is None, epsilon or 0.0))
-    cells: dict[str, dict[float | None, str]] = {}
-    for row in made.rows:
-        shown = f"{scale * row['mean']:.4g} ± {scale * row['deviation']:.2g}"
-        cells.setdefault(row["recipe"], {})[row["epsilon"]] = shown if row["runs"] else "diverged"
-    console.table(
-        f"{LABELS[made.figure]}{', %' if percent else ''}, on {made.data}",
-        ["recipe", *("no budget set" if one is None else f"epsilon {one:g}" for one in columns)],
-        [[name, *(of.get(budget, "") for budget in columns)] for name, of in cells.items()],
-    )
-    if made.promises_differ:
-        console.say("\n  ".join(["Equal numbers, different promises:", *made.promises_differ]))
-    console.say("Simulations with known seeds: none of these runs is certified.")
-    console.say(str(page), heading="Written:")

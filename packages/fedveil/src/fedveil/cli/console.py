@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import argparse
 
     from rich.console import Console
+
+    from fedveil.tune.tuner import SearchProgress
 
 Options = Mapping[str, tuple[Any, ...]]
 
@@ -117,6 +120,30 @@ def complain(message: str) -> None:
     print(f"fedveil: {' '.join(message.split())}", file=sys.stderr)
 
 
+@contextmanager
+def searching(what: str, *, quiet: bool = False) -> Iterator[Callable[[SearchProgress], None]]:
+    """Show a search's progress on stderr: one line that changes, or a line now and then."""
+    said = -1.0
+
+    def text(state: SearchProgress) -> str:
+        share = min(1.0, state.share)
+        return f"{what}: {state.stage}, {state.trials} runs, {share:.0%}, best {state.error:.4g}"
+
+    def now_and_then(state: SearchProgress) -> None:
+        nonlocal said
+        if state.share - said >= 0.2:
+            said = state.share
+            print(text(state), file=sys.stderr, flush=True)
+
+    if quiet:
+        yield lambda state: None
+    elif sys.stderr.isatty():
+        with stderr().status(what) as line:
+            yield lambda state: line.update(text(state))
+    else:
+        yield now_and_then
+
+
 def counting(quiet: bool) -> Callable[[str, int, int], None]:
     """Return a function that shows progress on stderr, a line every two seconds at most."""
     shown = [time.monotonic()]
@@ -162,14 +189,27 @@ def say(
     (to or stdout()).print(head + Text(text), soft_wrap=command)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the first column is left-aligned, the others are numbers to the right."""
+def note(notes: Iterable[str], warnings: Iterable[str] = ()) -> None:
+    """Say sentences on stderr that are good to know, and others that one must know."""
+    for heading, colour, sentences in (("note:", "yellow", notes), ("warning:", "red", warnings)):
+        for sentence in sentences:
+            say(sentence, heading=heading, colour=colour, to=stderr())
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    to: Console | None = None,
+) -> None:
+    """Print a table; numbers are right-aligned, and the first column is left-aligned."""
     from rich.table import Table
     from rich.text import Text
 
     shown = Table(title=Text(title), title_justify="left")
     for position, column in enumerate(columns):
-        shown.add_column(column, justify="left" if position == 0 else "right")
+        left = position == 0 or column in ("kind", "use")
+        shown.add_column(column, justify="left" if left else "right")
     for row in rows:
         shown.add_row(*map(Text, row))
-    stdout().print(shown)
+    (to or stdout()).print(shown)

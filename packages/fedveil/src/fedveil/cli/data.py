@@ -15,7 +15,7 @@ from fedveil.cli import console
 from fedveil.core.errors import ConfigError
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.sources import SOURCES, find, load
-from fedveil.data.sources.files import available, data_directory
+from fedveil.data.sources.files import available
 from fedveil.data.sources.source import Source
 from fedveil.data.sources.synthetic import NAMES, WHAT, Synthetic
 
@@ -57,17 +57,9 @@ def _list(args: argparse.Namespace) -> int:
     entries += [_synthetic(name) for name in NAMES.values()]
 
     def show() -> None:
-        rows = [
-            (
-                entry["name"],
-                f"{entry['clients']:,}",
-                f"{entry['examples']:,}",
-                entry["task"],
-                "yes" if entry["available"] else "no",
-            )
-            for entry in entries
-        ]
-        console.table("Data sets", ("name", "clients", "examples", "task", "here"), rows)
+        columns = ("name", "clients", "examples", "task", "available")
+        rows = [[_said(entry[name]) for name in columns] for entry in entries]
+        console.table("Data sets", columns, rows)
         console.say("As published and dealt by default; fedveil data show NAME says more.")
 
     return console.answer(args, {"sources": entries}, show)
@@ -81,7 +73,25 @@ def _show(args: argparse.Namespace) -> int:
         document = _summary(source, args.data_dir) | _details(source)
         if document["available"]:
             document["loaded"] = _measured(source, args.data_dir)
-    return console.answer(args, document, lambda: _print(document))
+
+    def show() -> None:
+        for name, value in document.items():
+            if isinstance(value, dict):
+                value = [f"{key} {_said(one)}" for key, one in value.items()]
+            if text := _said(value):
+                print(f"{name.replace('_', ' '):<20} {text}")
+
+    return console.answer(args, document, show)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_said, value))
+    if isinstance(value, dict):
+        return " ".join(map(_said, value.values()))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value or "")
 
 
 def _schema(args: argparse.Namespace) -> int:
@@ -173,7 +183,7 @@ def _statistics(args: argparse.Namespace) -> int:
     write_atomically(folder / "report.html", page.encode())
 
     def show() -> None:
-        pictures = [_bars(one["histogram"]) for one in described.values()]
+        pictures = [bars(one["histogram"]) for one in described.values()]
         table = [[*row[:_FIRST], bars] for row, bars in zip(rows, pictures, strict=True)]
         console.table(f"Statistics of {path.name}", (*_FIGURES[:_FIRST], "1 % to 99 %"), table)
         console.say(noise)
@@ -191,6 +201,8 @@ def _described(one: Summary) -> dict[str, Any]:
     document: dict[str, Any] = {"kind": None, "missing": None, "quantiles": {}, "histogram": []}
     if one.units > 0:
         document["missing"] = min(1.0, max(0.0, one.missing / one.units))
+    if one.column is None and one.classes:
+        document["kind"] = "text"  # nearly all different
     if one.column is not None:
         document |= {"kind": str(one.column.kind), "mean": one.column.mean, "std": one.column.std}
     if one.histogram is not None:
@@ -224,7 +236,7 @@ def _row(name: str, one: dict[str, Any]) -> list[str]:
     return [name, one["kind"] or "noise", missing, *middle, shown(one.get("mean")), deviation]
 
 
-def _bars(histogram: list[list[float]]) -> str:
+def bars(histogram: list[list[float]]) -> str:
     """A histogram in one line of text."""
     most = max((count for _, count in histogram), default=0.0)
     steps = "▁▂▃▄▅▆▇█"
@@ -291,38 +303,6 @@ def _measured(source: Source, data_dir: Path | None) -> dict[str, Any]:
         "largest_client": int(sizes.max()),
         "notes": list(federation.notes),
     }
-
-
-def _print(document: dict[str, Any]) -> None:
-    screen = console.stdout()
-    screen.print(f"[bold]{document['name']}[/bold]: {document['what']}")
-    classes = f", {document['classes']} classes" if document["classes"] else ""
-    lines = [
-        ("task", f"{document['task']}{classes}"),
-        ("published", f"{document['examples']:,} examples, {document['clients']:,} clients"),
-        ("licence", document["licence"]),
-        ("about", document.get("home", "")),
-        ("dealt", ", ".join(f"{k}={v}" for k, v in document.get("partition", {}).items())),
-        ("options", ", ".join(document.get("options", []))),
-    ]
-    loaded = document.get("loaded", {})
-    if loaded:
-        parts = ", ".join(f"{loaded[part]:,} {part}" for part in ("train", "validation", "test"))
-        order = ("smallest", "median", "largest")
-        sizes = " / ".join(f"{loaded[f'{size}_client']:g}" for size in order)
-        lines.append(("here", f"{loaded['clients']:,} clients; {parts} ({document['copy']} copy)"))
-        lines.append(("sizes", f"{sizes} examples (smallest / median / largest client)"))
-    elif not document["available"]:
-        where = data_directory(None)
-        lines.append(("here", f"no: not in {where}" if where else "no: downloaded when first used"))
-    for file in document.get("files", []):
-        known = ", ".join(file["digests"]) or "no published digest"
-        lines.append(("file", f"{file['name']}  {file['url'] or 'local copies only'}  {known}"))
-    remarks = [*document.get("remarks", []), *loaded.get("notes", []), document.get("advice")]
-    lines += [("note", remark) for remark in remarks]
-    for label, text in lines:
-        if text:
-            screen.print(f"  {label:<10} {text}", markup=False, soft_wrap=True)
 
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -6,16 +6,13 @@ import argparse
 from pathlib import Path
 
 from fedveil.cli import console
-from fedveil.core.errors import ConfigError
+from fedveil.cli.predict import table_model
 from fedveil.report.scores import score_rows
 
 EXACT = "These figures were computed from the rows without noise: no guarantee covers the rows."
 
-_BIN = (
-    "rows",
-    "said",
-    "right",
-)  # how sure the model was of its answers, and how often it was right
+# How sure the model was of its answers, and how often it was right.
+_BIN = ("rows", "said", "right")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,14 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil.run.trained import Remarks, load_run
+    from fedveil.run.trained import Remarks
 
-    model, remarks = load_run(args.run), Remarks()
-    if model.bundle.encoder is None:
-        raise ConfigError(
-            f"{args.run}: was trained on the arrays of {model.bundle.data!r}, not on a table; in "
-            "Python, fedveil.load_run(directory).evaluate(inputs, targets) takes them"
-        )
+    model, remarks = table_model(args.run, "evaluate(inputs, targets)"), Remarks()
     scores = model.evaluate(args.file, remarks=remarks)
     notes = [*_trained_on(args.run, args.file), EXACT, *remarks.sentences()]
     document = scores.to_dict() | {
@@ -45,12 +37,7 @@ def execute(args: argparse.Namespace) -> int:
         console.table(title, ["result", ""], [["rows", str(scores.rows)], *score_rows(document)])
 
     code = console.answer(args, document, show)
-    for heading, colour, said in (
-        ("note:", "yellow", notes),
-        ("warning:", "red", document["warnings"]),
-    ):
-        for sentence in said:
-            console.say(sentence, heading=heading, colour=colour, to=console.stderr())
+    console.note(notes, document["warnings"])
     return code
 
 

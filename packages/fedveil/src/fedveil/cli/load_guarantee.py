@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,30 +15,20 @@ if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
 
 
-@dataclass(frozen=True)
-class RunProgress:
-    """How far a run has come, beside its guarantee, which is about all its rounds."""
+Progress = dict[str, Any]  # how far a run has come, and what that would cost
 
-    reserved: int  # rounds that were begun
-    planned: int
-    epsilon: float  # of the rounds that were begun
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "rounds_begun": self.reserved,
-            "rounds_planned": self.planned,
-            "not_certified_epsilon_of_rounds_begun": self.epsilon,
-        }
-
-    def __str__(self) -> str:
-        if self.reserved == self.planned:
-            return ""
-        return (
-            f"Unfinished: {self.reserved} of {self.planned} rounds were begun. The guarantee is "
-            f"about all {self.planned}, for a run that is stopped after somebody has looked at it "
-            f"costs its whole plan. Had it been fixed beforehand that it ends here, its rounds "
-            f"would cost epsilon {at_most(self.epsilon)}; that is not certified."
-        )
+def unfinished(progress: Progress) -> str:
+    """Return what must be known of a guarantee beside how far its run has come, or ""."""
+    begun, planned = progress["rounds_begun"], progress["rounds_planned"]
+    if begun == planned:
+        return ""
+    return (
+        f"Unfinished: {begun} of {planned} rounds were begun. The guarantee is about all "
+        f"{planned}, for a run that is stopped after somebody has looked at it costs its whole "
+        "plan. Had it been fixed beforehand that it ends here, its rounds would cost epsilon "
+        f"{at_most(progress['not_certified_epsilon_of_rounds_begun'])}; that is not certified."
+    )
 
 
 def recipe_of(path: Path, changes: Sequence[str] = ()) -> Recipe:
@@ -50,7 +39,7 @@ def recipe_of(path: Path, changes: Sequence[str] = ()) -> Recipe:
     return recipes.as_run(recipes.parse(table, changes))
 
 
-def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, RunProgress | None]:
+def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, Progress | None]:
     """Return the guarantee of a run directory with its progress, or that of a recipe.
 
     Args:
@@ -63,9 +52,9 @@ def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, R
     return _of_run(path) if path.is_dir() else (_of_recipe(path, epsilon), None)
 
 
-def _of_run(path: Path) -> tuple[Guarantee, RunProgress]:
+def _of_run(path: Path) -> tuple[Guarantee, Progress]:
     """Recompute the guarantee from the ledger, with which everything else in the run must agree."""
-    from fedveil.run.evidence import LEDGER, PROMISE, RECIPE, examined
+    from fedveil.run.directory import LEDGER, PROMISE, RECIPE, examined
 
     known = [name for name in (LEDGER, PROMISE, RECIPE) if (path / name).exists()]
     if known == [RECIPE]:
@@ -73,7 +62,8 @@ def _of_run(path: Path) -> tuple[Guarantee, RunProgress]:
     if LEDGER not in known and RECIPE not in known:
         raise ConfigError(f"{path}: not a run directory (no {RECIPE})")
     ledger = examined(path)
-    return ledger.guarantee(), RunProgress(ledger.reserved, ledger.header.rounds, ledger.spent())
+    progress = {"rounds_begun": ledger.reserved, "rounds_planned": ledger.header.rounds}
+    return ledger.guarantee(), progress | {"not_certified_epsilon_of_rounds_begun": ledger.spent()}
 
 
 def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
@@ -88,3 +78,10 @@ def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
             "choose a private method"
         )
     return guarantee
+
+
+def way_to_certify(path: Path) -> str | None:
+    """Return the command that a run directory names to be certified, if it names one."""
+    from fedveil.run.directory import read_result
+
+    return (read_result(path) or {}).get("certify") if path.is_dir() else None

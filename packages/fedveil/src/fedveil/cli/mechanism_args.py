@@ -136,16 +136,12 @@ def described(args: argparse.Namespace, rounds: int, level: float | None = None)
     adjacency = usual_adjacency(Trust(args.trust), sampling, mechanism=kind)
     if args.batch_rate is not None:
         adjacency = Adjacency.ZERO_OUT
+    same = ("trust", "population", "arithmetic", "entropy", "colluders", "honest_shares")
     privacy_model = PrivacyModel(
         unit=unit,
         adjacency=args.adjacency or adjacency,
         contributions=args.sites_per_person or (1 if unit is Unit.PERSON else None),
-        trust=args.trust,
-        population=args.population,
-        arithmetic=args.arithmetic,
-        entropy=args.entropy,
-        colluders=args.colluders,
-        honest_shares=args.honest_shares,
+        **{name: getattr(args, name) for name in same},
     )
     delta = _delta(args, release, privacy_model)
     return Described(release, privacy_model, delta, _tuning(args), args.records_per_person)
@@ -296,17 +292,16 @@ def show(guarantee: Guarantee, title: str, person: Guarantee | None = None) -> N
         person: The guarantee of a person with several records, shown beside that of one.
     """
     doubt = "" if guarantee.certified else ", if this were certified"
-    document = guarantee.to_dict()
-    rows = [(name.replace("_", " "), _shown(name, document[name])) for name in _SHOWN]
-    rows[0] = (f"epsilon{doubt}", rows[0][1])
+    document = document_of(guarantee, person)
+    named = {name: name.replace("_", " ") for name in _SHOWN} | {"epsilon": f"epsilon{doubt}"}
     if len(guarantee.releases) > 1:  # statistics of columns are released in no round
-        rows = [("releases" if name == "rounds" else name, value) for name, value in rows]
+        named["rounds"] = "releases"
+    rows = [(named[name], _shown(name, document[name])) for name in _SHOWN]
     for name, value in guarantee.alternatives.items():
         rows.append((f"epsilon by {name}{doubt}", at_most(value, 6)))
     if person is not None:
-        records = person.privacy_model.contributions
-        named = f"epsilon of a person with up to {records} records{doubt}"
-        rows.insert(1, (named, at_most(person.epsilon, 6)))
+        whose = f"epsilon of a person with up to {document['person']['records']} records{doubt}"
+        rows.insert(1, (whose, at_most(person.epsilon, 6)))
     console.table(title, ("", ""), [row for row in rows if row[1]])
     console.say(guarantee.statement)
 

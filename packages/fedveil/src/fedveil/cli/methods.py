@@ -16,39 +16,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     chosen = list(METHODS.values()) if args.name is None else [METHODS.find(args.name, "methods")]
-    if args.json:
-        papers = _papers()
-        console.emit({"methods": [_document(entry, papers[entry.name]) for entry in chosen]})
-        return 0
-    from rich.padding import Padding
-    from rich.text import Text
+    papers = _papers()
+    documents = [_document(entry, papers[entry.name]) for entry in chosen]
 
-    screen, papers = console.stdout(), _papers()
-    for entry in chosen:
-        screen.print(Text(entry.name, "bold"), Text(f"({entry.source})", "dim"), soft_wrap=True)
-        seen_by = f", from {entry.towards}" if entry.private else ""
-        lines = [entry.what, f"protects {entry.protects}{seen_by}"]
-        if entry.aliases:
-            lines.append(f"also called {', '.join(entry.aliases)}")
-        if papers[entry.name]:
-            lines.append(f"as in the paper: {', '.join(papers[entry.name])}")
-        for said in lines:
-            screen.print(Padding(Text(said), (0, 0, 0, 4), expand=False))
-    if args.name is None:
-        screen.print("fedveil run NAME trains the recipe of that name; fedveil methods NAME says")
-        screen.print("more. A recipe's file can be copied and changed: fedveil methods NAME --json")
-        return 0
-    (entry,) = chosen
-    screen.print(entry.page, markup=False, highlight=False, soft_wrap=True)
-    if entry.keys:
-        screen.print(f"\noptional recipe keys: {', '.join(entry.keys)}", soft_wrap=True)
-    for key in entry.own:
-        kind = kind_name(key.kind)
-        said = f"method.{key.name}: {kind}, {key.default} by default; {key.what}"
-        screen.print(said, markup=False, soft_wrap=True)
-    if entry.name in shipped():
-        screen.print(f"\nits recipe: {shipped()[entry.name]}", soft_wrap=True)
-    return 0
+    def show() -> None:
+        for entry in chosen:
+            seen_by = f", from {entry.towards}" if entry.private else ""
+            lines = [entry.what, f"protects {entry.protects}{seen_by}"]
+            if entry.aliases:
+                lines.append(f"also called {', '.join(entry.aliases)}")
+            if papers[entry.name]:
+                lines.append(f"as in the paper: {', '.join(papers[entry.name])}")
+            console.say(f"({entry.source})", heading=entry.name)
+            for line in lines:
+                console.say(f"    {line}", command=True)
+        if args.name is None:
+            console.say(
+                "fedveil run NAME trains the recipe of that name; fedveil methods NAME says more. "
+                "A recipe's file can be copied and changed: fedveil methods NAME --json"
+            )
+            return
+        (entry,), (document,) = chosen, documents
+        said = [entry.page]
+        if entry.keys:
+            said.append(f"\noptional recipe keys: {', '.join(entry.keys)}")
+        for key in entry.own:
+            kind = kind_name(key.kind)
+            said.append(f"method.{key.name}: {kind}, {key.default} by default; {key.what}")
+        if document["recipe"] is not None:
+            said.append(f"\nits recipe: {document['recipe']}")
+        for line in said:
+            console.say(line, command=True)
+
+    return console.answer(args, {"methods": documents}, show)
 
 
 def _papers() -> dict[str, list[str]]:
@@ -62,14 +62,10 @@ def _papers() -> dict[str, list[str]]:
 
 def _document(entry: MethodEntry, papers: list[str]) -> dict[str, object]:
     recipe = shipped().get(entry.name)
+    said = ("name", "what", "source", "private", "protects", "towards")
     return {
-        "name": entry.name,
+        **{name: getattr(entry, name) for name in said},
         "earlier_names": list(entry.aliases),
-        "what": entry.what,
-        "source": entry.source,
-        "private": entry.private,
-        "protects": entry.protects,
-        "towards": entry.towards,
         "recipe": None if recipe is None else str(recipe),
         "papers": papers,
         "keys": list(entry.keys),

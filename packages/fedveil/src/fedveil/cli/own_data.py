@@ -1,10 +1,11 @@
-"""Options for a table of one's own, and what is chosen for it where the user says nothing."""
+"""Options for a table of one's own, what is chosen for it, and the command that certifies it."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from fedveil.cli import console
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedveil.planning.recipe import Recipe
     from fedveil.run.purchase import Purchase
     from fedveil.tune.defaults import Chosen
@@ -32,9 +35,8 @@ def _weights(text: str) -> dict[str, float]:
         pairs = [one.rpartition("=") for one in _names(text)]
         return {name.strip(): float(weight) for name, _, weight in pairs}
     except ValueError:
-        raise ConfigError(
-            f"--class-weights {text}: write names and numbers, as no=1,yes=5"
-        ) from None
+        said = f"--class-weights {text}: write names and numbers, as no=1,yes=5"
+        raise ConfigError(said) from None
 
 
 OPTIONS: console.Options = {
@@ -55,35 +57,45 @@ OPTIONS: console.Options = {
         ("record", "person", "client"),
         "protect single rows, or all rows of a person or a client together",
     ),
+    "--epsilon": (float, "the privacy budget (4, or the recipe's)"),
+    "--delta": (float, "its small probability (min(1e-5, units^-1.1))"),
 }
-_KEYS = {
+_OPTION_OF = {
     "data.file": "data",
-    "data.client_column": "client_column",
-    "data.person_column": "person_column",
-    "data.label": "label",
-    "data.label_separator": "label_separator",
     "data.text_columns": "text_column",
-    "data.schema": "schema",
     "data.test_file": "test",
-    "data.classes": "classes",
     "training.class_weights": "class_weights",
-    "privacy.unit": "unit",
-    "privacy.epsilon": "epsilon",
-    "privacy.delta": "delta",
+    **{f"privacy.{name}": name for name in ("unit", "epsilon", "delta")},
 }
+# Options that describe a table.
+_TABLE = ("client_column", "person_column", "label", "label_separator")
+_OPTION_OF |= {f"data.{name}": name for name in (*_TABLE, "schema", "classes")}
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """The recipe keys that these options set."""
-    values = {key: getattr(args, name) for key, name in _KEYS.items()}
+    """Return the recipe keys that these options set."""
+    values = {key: getattr(args, name) for key, name in _OPTION_OF.items()}
+    named = ("data.client_column", "data.partition")
+    if args.client_column is None and not any(one.lstrip().startswith(named) for one in args.set):
+        values["data.file"] = only_file(args.data)
     if args.class_weights is not None:
         values["training.class_weights"] = _weights(args.class_weights)
     return {key: value for key, value in values.items() if value is not None}
 
 
+def only_file(path: str | None) -> str | None:
+    """Return a pattern that means one file: where no column names clients, all is one owner's."""
+    return f"{path[:-1]}[{path[-1]}]" if path and Path(path).is_file() else path
+
+
+def keys_set(args: argparse.Namespace) -> set[str]:
+    """Return the recipe keys that options or --set name."""
+    return {assignment.partition("=")[0].strip() for assignment in args.set} | set(given(args))
+
+
 @contextmanager
 def purchase(run: Path) -> Iterator[Purchase]:
-    """What is bought for a run that will be here; if none comes of it, that is said."""
+    """Yield what is bought for a run that will be here; if none comes of it, that is said."""
     from fedveil.run.purchase import Purchase
 
     own = Purchase(run)
@@ -92,14 +104,14 @@ def purchase(run: Path) -> Iterator[Purchase]:
     finally:
         if own.open:
             console.complain(
-                "statistics were bought, and count though no run came of it: fedveil account "
-                f"{own.path}"
+                "the column statistics were released before the run failed; their cost is on the "
+                f"ledger: fedveil account {own.path}"
             )
 
 
 def chosen(args: argparse.Namespace, recipe: Recipe, purchase: Purchase) -> Chosen | None:
-    """What to run on a table that came without a recipe; None if there is one, or no table."""
-    if args.recipe is not None or getattr(args, "resume", None) or recipe.data.file is None:
+    """Return what to run on a table that came without a recipe; None with one, or no table."""
+    if args.recipe is not None or args.resume is not None or recipe.data.file is None:
         return None
     from fedveil.training.engines.distributed_env import under_torchrun
     from fedveil.tune.defaults import choose
@@ -110,84 +122,88 @@ def chosen(args: argparse.Namespace, recipe: Recipe, purchase: Purchase) -> Chos
             "all of them would have to be paid for",
             "write a recipe first (fedveil plan --data FILE --schema FILE --write FILE)",
         )
-    keys = {assignment.partition("=")[0].strip() for assignment in args.set}
-    from fedveil.cli.plan import progress
-
-    with progress("settings", quiet=args.quiet) as show:
-        return choose(recipe, keys | set(given(args)), purchase, show=show)
-
-
-def plan_table(args: argparse.Namespace) -> int:
-    """`fedveil plan --data`: what `fedveil run` would choose and promise."""
-    from fedveil.cli.plan import progress
-    from fedveil.cli.plan_show import write_recipe
-    from fedveil.planning import recipe as recipes
-    from fedveil.planning.assemble import plan_of
-    from fedveil.tune.defaults import choose
-    from fedveil.tune.proxy import with_look
-
-    recipe = recipes.parse({}, args.set, given(args))
-    keys = {assignment.partition("=")[0].strip() for assignment in args.set}
-    # Nothing may be bought for a run that does not take place.
-    with progress("plan") as tell:
-        choice = choose(recipe, keys | set(given(args)), buy=False, show=tell)
-    guarantee = plan_of(choice.recipe, choice.federation).guarantee
-    if args.write is not None:
-        looked = () if recipe.data.schema is not None else (str(recipe.data.file),)
-        write_recipe(args.write, with_look(choice.recipe, looked), choice.notes)
-    document = {
-        "settings": recipes.to_table(choice.recipe),
-        "columns": _columns(choice),
-        "notes": list(choice.notes),
-        "warnings": [choice.warning] if choice.warning else [],
-        "guarantee": None if guarantee is None else guarantee.to_dict(),
-    }
-
-    def show() -> None:
-        say(choice)
-        if columns := _columns(choice):
-            rows = [[str(value) for value in one.values()] for one in columns]
-            console.table("Inputs", tuple(columns[0]), rows)
-        if guarantee is not None:
-            console.say(guarantee.summary, heading="Guarantee:")
-        if args.write is not None:
-            console.say(f"Run it with: fedveil run {args.write}")
-
-    return console.answer(args, document, show)
-
-
-def _columns(choice: Chosen) -> list[dict[str, Any]]:
-    """What becomes of every column that is an input."""
-    from fedveil.data.encoder import feature_names
-
-    encoder, found = choice.federation.encoder, []
-    for name, column in {} if encoder is None else encoder.columns.items():
-        scale = f"{column.buckets or len(column.categories)} values"
-        if column.cuts:
-            low, high = column.cuts[0], column.cuts[-1]
-            scale = f"{len(column.cuts) + 1} bins from {low:.4g} to {high:.4g}"
-        elif column.kind in ("number", "date"):
-            scale = f"centre {column.centre:.4g}, width {column.width:.4g}"
-        elif column.kind == "boolean":
-            scale = "true or false"
-        elif column.kind == "text":
-            scale = f"vectors of {column.encoder}"
-        inputs = len(feature_names(name, column))
-        found.append({"column": name, "kind": str(column.kind), "inputs": inputs, "scale": scale})
-    return found
+    with console.searching("settings", quiet=args.quiet) as show:
+        return choose(recipe, keys_set(args), purchase, show=show)
 
 
 def say(choice: Chosen | None, *, quiet: bool = False) -> None:
-    """What was seen and chosen, on stderr. Quiet leaves out what is only good to know."""
+    """Say on stderr what was seen and chosen. Quiet leaves out what is only good to know."""
     if choice is None:
         return
-    federation, errors = choice.federation, console.stderr()
-    if not quiet:
-        inputs = math.prod(federation.input_shape)
-        seen = f"{choice.clients:,} clients, {inputs:,} inputs"
-        if federation.encoder is not None:
-            seen += f" from {len(federation.encoder.columns)} columns"
-        for sentence in (f"{seen}.", *choice.notes):
-            console.say(sentence, heading="note:", colour="yellow", to=errors)
-    if choice.warning:
-        console.say(choice.warning, heading="warning:", colour="red", to=errors)
+    federation = choice.federation
+    seen = f"{choice.clients:,} clients, {math.prod(federation.input_shape):,} inputs"
+    if federation.encoder is not None:
+        seen += f" from {len(federation.encoder.columns)} columns"
+    notes = () if quiet else (f"{seen}.", *choice.notes)
+    console.note(notes, [choice.warning] if choice.warning else [])
+
+
+# What removes a reason against a certificate, and parts of the sentences that it removes.
+_REMEDIES = {
+    "seed": ("comes from a seed", "arithmetic is idealised"),
+    "classes": ("the classes, their names and order", "the number of classes"),
+    "task": ("whether to predict classes or numbers",),
+    "schema": (
+        *("which columns are inputs", "means and deviations of", "categories of"),
+        *("mean and deviation of the label", "of the schema are guesses"),
+    ),
+}
+_REPEATED = ("data", *_TABLE, "test", "class_weights", "unit", "classes", "epsilon", "delta")
+
+
+def certifying_command(
+    args: argparse.Namespace, reason: str, class_names: Sequence[str] = (), table: str | None = None
+) -> str | None:
+    """Return the command that repeats a run and would be certified.
+
+    Args:
+        args: the parsed options of `fedveil run`.
+        reason: why the run is not certified, as the guarantee says it.
+        class_names: the classes of the run; whoever runs the command declares them public.
+        table: the file of the run's table, if it trains on one.
+
+    Returns:
+        A command line, after a line on the schema to write if one is needed; None if no declared
+        fact would make the run certified.
+    """
+    table, needed = getattr(args, "data", None) or table, set()
+    for part in reason.lower().split("; "):
+        found = (name for name, said in _REMEDIES.items() if any(one in part for one in said))
+        needed.add(next(found, None))
+    if None in needed or ("schema" in needed and table is None):
+        return None
+    words = ["fedveil", "run", *([] if args.recipe is None else [str(args.recipe)])]
+    for assignment in args.set:
+        if assignment.partition("=")[0].strip() != "seed":
+            words += ["--set", assignment]
+    words += _options(args, _REPEATED)
+    if "seed" in needed and args.recipe is not None:
+        words += ["--seed", "none"]  # the recipe may have one
+    if table is not None and "schema" in needed:  # it also declares the label
+        schema = f"{Path(table).stem}.toml"
+        draft = ["fedveil", "data", "schema", table, *_options(args, _TABLE), "--output", schema]
+        first = f"{shlex.join(draft)}  # then check its guesses"
+        return f"{first}\n{shlex.join([*words, '--schema', schema])}"
+    words += _options(args, ("schema",))
+    if "classes" in needed and class_names:
+        words += ["--classes", ",".join(class_names)]
+    if "task" in needed:
+        words += ["--set", f"data.task={'classification' if class_names else 'regression'}"]
+    return shlex.join(words)
+
+
+def _options(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    words: list[str] = []
+    for name in names:
+        if (value := getattr(args, name, None)) is not None:
+            words += [
+                console.flag(name),
+                ",".join(value) if isinstance(value, list) else f"{value}",
+            ]
+    return words
+
+
+def show_columns(columns: Sequence[dict[str, Any]], to: Console | None = None) -> None:
+    if columns:
+        rows = [[str(value or "") for value in one.values()] for one in columns]
+        console.table("Columns", tuple(columns[0]), rows, to)

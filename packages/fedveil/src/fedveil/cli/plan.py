@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, own_data
-from fedveil.cli.plan_show import show_advice, show_feasible, write_recipe
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import extension
+from fedveil.privacy.rounding import at_most
 
 if TYPE_CHECKING:
     from fedveil.planning.plan import Plan
     from fedveil.planning.recipe import Recipe
     from fedveil.tune.advice import Advice
-    from fedveil.tune.tuner import SearchProgress, Tuner
-
-
-def _picture(text: str) -> Path:
-    """Refuse an unknown kind of picture before anything is worked out."""
-    path = Path(text)
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise argparse.ArgumentTypeError(f"{text}: use .png, .pdf or .svg")
-    return path
+    from fedveil.tune.feasible import Question, Row
+    from fedveil.tune.tuner import Expected, Tuner
 
 
 def whole(text: str) -> int:
@@ -62,7 +53,6 @@ _OPTIONS: dict[str, console.Options] = {
         "--records": (whole, "of a client, if publicly known"),
         "--spent-epsilon": (float, "used up before", 0.0),
         "--spent-delta": (float, "used up before", 0.0),
-        "--plot FILE": (_picture, "draw it: .png, .pdf or .svg"),
     },
     "a table of your own: what fedveil run would choose": own_data.OPTIONS,
     "tuning on private data, charged to the budget": {
@@ -76,9 +66,7 @@ _OPTIONS: dict[str, console.Options] = {
         "--dropped": (float, "share of shares lost (0.1)", 0.1),
         "--colluders": (whole, "colluding clients (1)", 1),
     },
-    "feasible without a recipe": {
-        "--epsilon": (float, "the budget"),
-        "--delta": (float, "default min(1e-5, clients^-1.1)"),
+    "feasible without a recipe, with --epsilon": {
         "--clients": (whole, "owners of data"),
         "--cohort": (_wholes, "clients in a round; or a list"),
         "--dimension": (whole, "weights of the model"),
@@ -107,7 +95,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.output is not None:
         raise ConfigError("--output: can only be used with --tune-on-private-data")
     if args.data is not None and args.recipe is None:
-        return own_data.plan_table(args)
+        return _plan_table(args)
     if args.recipe is not None or args.set or args.pilot:
         return _plan_recipe(args)
     for name in ("proxy", "write"):
@@ -134,6 +122,48 @@ def _emit(args: argparse.Namespace, document: dict[str, Any]) -> int:
     return console.answer(args, document, lambda: None)
 
 
+def _plan_table(args: argparse.Namespace) -> int:
+    """Show what `fedveil run` would choose for a table, and promise."""
+    from fedveil.planning import recipe as recipes
+    from fedveil.planning.assemble import plan_of
+    from fedveil.run.columns import columns_of
+    from fedveil.tune.defaults import choose
+    from fedveil.tune.proxy import with_look
+
+    recipe = recipes.parse({}, args.set, own_data.given(args))
+    # Nothing may be bought for a run that does not take place.
+    with console.searching("plan") as tell:
+        choice = choose(recipe, own_data.keys_set(args), buy=False, show=tell)
+    guarantee = plan_of(choice.recipe, choice.federation).guarantee
+    columns, certify = columns_of(choice.recipe.data, choice.federation), None
+    if guarantee is not None and not guarantee.certified:
+        names, file = choice.federation.class_names, choice.recipe.data.file
+        certify = own_data.certifying_command(args, guarantee.reason, names, file)
+    if args.write is not None:
+        looked = () if recipe.data.schema is not None else (str(recipe.data.file),)
+        write_recipe(args.write, with_look(choice.recipe, looked), choice.notes)
+    document = {
+        "settings": recipes.to_table(choice.recipe),
+        "columns": columns,
+        "notes": list(choice.notes),
+        "warnings": [choice.warning] if choice.warning else [],
+        "guarantee": None if guarantee is None else guarantee.to_dict(),
+        "certify": certify,
+    }
+
+    def show() -> None:
+        own_data.say(choice)
+        own_data.show_columns(columns)
+        if guarantee is not None:
+            console.say(guarantee.summary, heading="Guarantee:")
+        if certify is not None:
+            console.say(certify, heading="To certify this, run:", command=True)
+        if args.write is not None:
+            console.say(f"Run it with: fedveil run {args.write}")
+
+    return console.answer(args, document, show)
+
+
 def _plan_recipe(args: argparse.Namespace) -> int:
     """Show what noise costs around a recipe, which settings to run, and what costs nothing."""
     recipe = recipe_of(args)
@@ -150,7 +180,7 @@ def _plan_recipe(args: argparse.Namespace) -> int:
         effort=advice.PILOT if args.pilot else advice.EFFORT,
         seconds=math.inf if args.time is None else args.time,
     )
-    with progress("plan") as tuner.show:
+    with console.searching("plan") as tuner.show:
         found = advice.advise(tuner)
     document = {} if args.pilot else _around(args, tuner.trials.recipe, tuner.trials.real)
     _emit(args, _advise(args, tuner, found, document))
@@ -223,22 +253,50 @@ def _feasible(args: argparse.Namespace, **asked: Any) -> dict[str, Any]:
     }
     for name in ("cohorts", "rounds", "trusts"):  # every row says its own
         del document[name]
-    if args.plot is not None and args.feasible:
-        from fedveil.report.plan_figures import draw_feasible
-
-        draw_feasible(rows, args.plot)
     if not args.json:
-        show_feasible(question, rows, document)
+        _show_feasible(question, rows, document)
     return document
+
+
+def _show_feasible(question: Question, rows: list[Row], document: dict[str, Any]) -> None:
+    """Show a table for every trust and sampling."""
+    console.say(
+        f"{question.noise.capitalize()} noise for ({question.epsilon:g}, {question.delta:.3g}), "
+        f"protecting one of {question.clients} clients whole; {question.dimension} weights."
+    )
+    risks = [f"ε: {question.dropped:.0%} drop", f"{question.colluders} collude"]
+    for trust, sampling in dict.fromkeys((row.trust, row.sampling) for row in rows):
+        shown = [row for row in rows if (row.trust, row.sampling) == (trust, sampling)]
+        claim = shown[0].claim
+        said = "paper" if claim is None else claim.paper.removesuffix(" et al.") + " says"
+        console.table(
+            f"{trust} trust, {sampling} sampling, adjacency {shown[0].adjacency}",
+            ["cohort", "rounds", "noise", "S/N round", "S/N run", *risks, said],
+            [feasible_row(row) for row in shown],
+        )
+    size = "scale" if question.noise == "laplace" else "std"
+    console.say(f"Noise: {size} on the sum / clip norm. S/N: {document['signal_to_noise']}.")
+    console.say("What a paper says of the same noise is not proved.")
+    for way in document["without_proof"]:
+        console.say(f"Left out: {way}, where no proof is known for {question.noise} noise.")
+    for warning in document["warnings"]:
+        console.say(f"Warning: {warning}.")
+
+
+def feasible_row(row: Row) -> list[str]:
+    signal = [f"{value:.2g}" for value in (row.signal_to_noise, row.run_signal_to_noise)]
+    risks = [at_most(value) for value in (row.epsilon_if_dropped, row.epsilon_if_colluding)]
+    claim = "none" if row.claim is None else f"{row.claim.value:.2f}"
+    noise = at_most(row.noise_multiplier)
+    return [str(row.cohort), str(row.rounds), noise, *signal, *risks, claim]
 
 
 def _advise(
     args: argparse.Namespace, tuner: Tuner, found: Advice, document: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what a search found beside the document; show, draw and write what was asked for."""
+    """Return what a search found beside the document; show and write what was asked for."""
     from fedveil.planning.assemble import is_protected, plan_of
-    from fedveil.tune.advice import recipe_of_option
-    from fedveil.tune.free_gains import free_gains
+    from fedveil.tune.advice import free_gains, recipe_of_option
     from fedveil.tune.proxy import with_look
 
     trials = tuner.trials
@@ -246,23 +304,18 @@ def _advise(
     guarantee = plan_of(chosen, trials.real.federation).guarantee
     theorem = _theorem(args, tuner, found)
     gains = free_gains(trials.recipe, trials.real)
-    free = [f"At no cost in privacy: {gain}." for gain in gains]
     said = [f"Note: {note}." for note in found.notes]
     said += [f"Warning: {warning}." for warning in found.warnings]
+    said += [f"At no cost in privacy: {gain}." for gain in gains]
     if args.write is not None:
         source = f"Found by {found.trials} simulated runs on {found.proxy}."
-        reason = f"Reason: {found.recommended.reason}."
-        write_recipe(args.write, chosen, [source, reason, *said, *free])
-    if args.plot is not None:
-        from fedveil.report.plan_figures import draw_search
-
-        draw_search(found, tuner.outcomes, args.plot)
+        write_recipe(args.write, chosen, [source, f"Reason: {found.recommended.reason}.", *said])
     if not args.json:
         own = any(is_protected(chosen.data, name) for name in chosen.privacy.tuned_on)
-        show_advice(found, theorem, own_data=own)
+        _show_advice(found, theorem, own_data=own)
         if guarantee is not None:
             console.say(guarantee.summary, heading="Guarantee:")
-        for line in (*said, *free):
+        for line in said:
             console.say(line)
         if args.write is not None:
             console.say(f"Run it with: fedveil run {args.write}")
@@ -291,25 +344,59 @@ def _theorem(args: argparse.Namespace, tuner: Tuner, found: Advice) -> Any:
         return None  # its conditions do not hold
 
 
-@contextmanager
-def progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[SearchProgress], None]]:
-    """Show a search's progress on stderr: one line that changes, or a line now and then."""
-    said = -1.0
+def _show_advice(found: Advice, theorem: Any, *, own_data: bool) -> None:
+    """Show the options side by side, what to expect of each, and what a theorem says."""
+    say, options = console.say, found.options
+    settings = [option.candidate.to_dict() for option in options]
+    rows = [["epsilon", *(f"{option.epsilon:g}" for option in options)]]
+    for name in dict.fromkeys(name for one in settings for name in one):
+        rows.append([name.replace("_", " "), *(_short(one.get(name, "")) for one in settings)])
+    rows.append(["uploads", *(f"{option.uploads:,}" for option in options)])
+    rows.append(["expected", *(_result(option.expected) for option in options)])
+    if theorem is not None:
+        rows.append(["theorem's score", *(f"{times:.3g}x" for times in theorem.times_worse)])
+    console.table("What to run", ["", *(option.name for option in options)], rows)
+    trivial = f"loss {found.trivial:.4g}"
+    if found.recommended.expected.accuracy is not None:
+        trivial = f"accuracy {1 - found.trivial:.1%}"
+    say(f"An answer that looks at no input has {trivial}.")
+    for option in options:
+        say(f"{option.name.capitalize()}: {option.reason}.")
+    if theorem is not None:
+        best, limits = theorem.best, f" ({theorem.heuristic})" if theorem.heuristic else ""
+        say(
+            f"{theorem.theorem} likes {best.local_steps} local steps x {best.rounds} rounds best; "
+            f"its score of each option is shown as a multiple of that. It did not decide{limits}."
+        )
+    whose = "no private data"
+    if own_data:
+        whose = "the recipe's own data: a protected run with these settings will not be certified"
+    say(
+        f"{found.trials} simulated runs in {found.seconds:.0f} s on {found.proxy}, {whose}; "
+        "expected: mean and spread over seeds that chose nothing."
+    )
+    if found.interrupted:
+        say("Interrupted: this is the best so far.")
 
-    def text(state: SearchProgress) -> str:
-        share = min(1.0, state.share)
-        return f"{what}: {state.stage}, {state.trials} runs, {share:.0%}, best {state.error:.4g}"
 
-    def now_and_then(state: SearchProgress) -> None:
-        nonlocal said
-        if state.share - said >= 0.2:
-            said = state.share
-            print(text(state), file=sys.stderr, flush=True)
+def _result(expected: Expected) -> str:
+    """Write what to expect: accuracy where there are classes, else the loss."""
+    shown, spread, digits = f"loss {expected.loss:.4g}", expected.loss_spread, ".2g"
+    if expected.accuracy is not None:
+        shown, digits = f"accuracy {expected.accuracy:.1%}", ".1f"
+        spread = 100 * (expected.accuracy_spread or math.nan)
+    return shown + (f" ± {spread:{digits}}" if math.isfinite(spread) else "")
 
-    if quiet:
-        yield lambda state: None
-    elif sys.stderr.isatty():
-        with console.stderr().status(what) as line:
-            yield lambda state: line.update(text(state))
-    else:
-        yield now_and_then
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def write_recipe(path: Path, recipe: Recipe, remarks: Sequence[str]) -> None:
+    """Save a recipe for `fedveil run`, with remarks on where it comes from."""
+    import tomli_w
+
+    from fedveil.planning import recipe as recipes
+
+    lines = [f"# {remark}\n" for remark in ("Recommended by fedveil plan.", *remarks)]
+    path.write_text("".join(lines) + tomli_w.dumps(recipes.to_table(recipe)), encoding="utf-8")

@@ -32,22 +32,29 @@ def execute(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.exists():
         raise ConfigError(f"--output {args.output}: exists already; name a new file")
 
-    from fedveil.run.trained import Remarks, load_run
+    from fedveil.run.trained import Remarks
 
-    model, remarks = load_run(args.run), Remarks()
-    if model.bundle.encoder is None:
-        raise ConfigError(
-            f"{args.run}: was trained on the arrays of {model.bundle.data!r}, not on a table; in "
-            "Python, fedveil.load_run(directory).predict(array) takes them"
-        )
+    model, remarks = table_model(args.run, "predict(array)"), Remarks()
     _write(args, model, remarks)
-    for sentence in remarks.sentences():
-        console.say(sentence, heading="note:", colour="yellow", to=console.stderr())
+    console.note(remarks.sentences())
     if args.json:
         console.emit(
             {"rows": remarks.rows, "output": str(args.output), "notes": remarks.sentences()}
         )
     return 0
+
+
+def table_model(run: Path, otherwise: str) -> TrainedModel:
+    """Load the model of a run on a table; `otherwise` is the call that takes arrays in Python."""
+    from fedveil.run.trained import load_run
+
+    model = load_run(run)
+    if model.bundle.encoder is None:
+        raise ConfigError(
+            f"{run}: was trained on the arrays of {model.bundle.data!r}, not on a table; in "
+            f"Python, fedveil.load_run(directory).{otherwise} takes them"
+        )
+    return model
 
 
 def _write(args: argparse.Namespace, model: TrainedModel, remarks: Any) -> None:
@@ -81,10 +88,10 @@ def _columns(model: TrainedModel, part: Predictions, keep: list[str]) -> Any:
     columns = {name: part.table.column(name) for name in keep}
     if part.values.ndim == 1:
         columns["prediction"] = pa.array(part.values)
-    else:  # of several labels, each one's own
-        for code, name in enumerate(model.class_names):
-            columns[f"prediction of {name}"] = pa.array(part.values[:, code])
-    if part.probabilities is not None:
-        for code, name in enumerate(model.class_names):
-            columns[f"probability of {name}"] = pa.array(part.probabilities[:, code])
+    said: dict[str, Any] = {"probability": part.probabilities}
+    if part.values.ndim == 2:  # of several labels, each one's own
+        said = {"prediction": part.values, **said}
+    for what, values in said.items():
+        for code, name in enumerate(() if values is None else model.class_names):
+            columns[f"{what} of {name}"] = pa.array(values[:, code])
     return pa.table(columns)

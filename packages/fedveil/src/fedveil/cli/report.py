@@ -115,7 +115,7 @@ def document_of(path: Path) -> dict[str, Any]:
     """Return a run's report as plain values, with the guarantee recomputed from the ledger."""
     from fedveil.cli.load_guarantee import guarantee_of
     from fedveil.report.facts import facts_of
-    from fedveil.run.evidence import LEDGER
+    from fedveil.run.directory import LEDGER
 
     if not (path / "recipe.toml").exists():
         raise ConfigError(f"{path}: not a run directory (no recipe.toml)")
@@ -123,7 +123,7 @@ def document_of(path: Path) -> dict[str, Any]:
         document = facts_of(path, None, None)
     else:
         guarantee, progress = guarantee_of(path)
-        document = facts_of(path, guarantee, progress.to_dict() if progress else None)
+        document = facts_of(path, guarantee, progress)
     plain: dict[str, Any] = console.plain(document)
     return plain
 

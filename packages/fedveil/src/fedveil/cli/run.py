@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, own_data
-from fedveil.cli.certify import certifying_command
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.planning import recipe as recipes
 
 if TYPE_CHECKING:
     from fedveil.planning.plan import Plan
     from fedveil.planning.recipe import Recipe
+    from fedveil.privacy.secure_sums.aggregation import SecureSums
     from fedveil.run.run import Run
     from fedveil.tune.defaults import Chosen
 
@@ -26,13 +26,9 @@ def _seed(text: str) -> int | str:
     return text if text == "none" else int(text)
 
 
-_MORE = "In full: --explain, and guarantee.json in the run directory."
-
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
     **own_data.OPTIONS,
-    "--epsilon": (float, "the privacy budget (4, or the recipe's)"),
-    "--delta": (float, "its small probability (min(1e-5, units^-1.1))"),
     "--seed N": (_seed, "repeatable simulation instead of protected noise; none: without one"),
     "--output DIR": (Path, "a new run directory"),
     "--resume DIR": (Path, "go on with this run"),
@@ -42,6 +38,15 @@ _OPTIONS: console.Options = {
     "--watch": (bool, "serve the growing report on this machine, and say where"),
     "--no-report": (bool, "write no report.html into the run directory"),
 }
+_MORE = "In full: --explain, and guarantee.json in the run directory."
+_FALLING = (
+    "No clip is set, so it begins at 1 and falls to where most updates end; privacy.clip_norm sets "
+    "one."
+)
+_NO_TEST = (
+    "There is no row to test on: each client has but one, and keeps it. --set data.holdout=clients "
+    "holds out whole clients, and --test FILE brings other rows."
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,18 +65,15 @@ def execute(args: argparse.Namespace) -> int:
     usual = recipes.as_run(recipe)  # refuses what makes no sense
     own_clip = recipe.privacy.clip_quantile == usual.privacy.clip_quantile
 
+    # Torch and all: only once input is sane.
     from fedveil.cli.report import watched_apart
     from fedveil.data.folder import title
-    from fedveil.planning.assemble import (  # torch and all: only once input is sane
-        federation_of,
-        plan_of,
-        refuse_baseline,
-    )
+    from fedveil.planning.assemble import federation_of, plan_of, refuse_baseline
     from fedveil.run.callbacks import Progress
-    from fedveil.run.directory import RunDirectory
+    from fedveil.run.directory import RunDirectory, free_path
     from fedveil.run.run import Run, Speed, follow_plan
     from fedveil.training.engines.distributed_env import is_follower
-    from fedveil.training.engines.process_group import WorkerFailed
+    from fedveil.training.engines.processes import WorkerFailed
 
     if args.output is not None:
         RunDirectory.check_new(args.output)  # before anything is bought for it
@@ -91,11 +93,15 @@ def execute(args: argparse.Namespace) -> int:
         if args.resume is not None:
             directory = RunDirectory.open(args.resume, plan, moved=args.moved)
         else:
-            output = args.output or _fresh_directory(plan)
+            name = f"{plan.federation.name}-{plan.method.name}"
+            output = args.output or free_path(_fresh(name))
             directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
         purchase.settle()
     run.keep_in(directory)
-    certify = _certify(run, args, recipe)
+    certify, guarantee = None, run.guarantee
+    if guarantee is not None and not guarantee.certified and args.resume is None:
+        names = plan.federation.class_names
+        certify = own_data.certifying_command(args, guarantee.reason, names, recipe.data.file)
     notes = () if chosen or own_clip else (_FALLING,)
     began, rejected = time.perf_counter(), 0
     try:
@@ -127,7 +133,7 @@ def execute(args: argparse.Namespace) -> int:
     if not plan.protected:  # a protected run must not tell: the count has no noise
         result["rejected_updates"] = rejected
     result["report"] = None if args.no_report else write_report(directory.path)
-    return console.answer(args, result, lambda: _show(result, run))
+    return console.answer(args, result, lambda: _show(result, f"on {plan.federation.name}"))
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
@@ -156,36 +162,6 @@ def _fresh(name: str) -> Path:
     return Path("runs") / f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{name}"
 
 
-def _fresh_directory(plan: Plan) -> Path:
-    base = _fresh(f"{plan.federation.name}-{plan.method.name}")
-    path, number = base, 1
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
-
-
-_FALLING = (
-    "No clip is set, so it begins at 1 and falls to where most updates end; privacy.clip_norm sets "
-    "one."
-)
-
-
-_NO_TEST = (
-    "There is no row to test on: each client has but one, and keeps it. --set data.holdout=clients "
-    "holds out whole clients, and --test FILE brings other rows."
-)
-
-
-def _certify(run: Run, args: argparse.Namespace, recipe: Recipe) -> str | None:
-    """Return the command that would certify this run; None if it is, or if there is none."""
-    guarantee = run.guarantee
-    if guarantee is None or guarantee.certified or args.resume is not None:
-        return None
-    names = run.plan.federation.class_names
-    return certifying_command(args, guarantee.reason, names, recipe.data.file)
-
-
 def _tell(
     run: Run,
     args: argparse.Namespace,
@@ -194,7 +170,7 @@ def _tell(
     notes: Sequence[str],
 ) -> None:
     """Say on stderr what must be known before training; quiet leaves out what is good to know."""
-    from fedveil.cli.secure_sums import planned
+    from fedveil.run.columns import columns_of
 
     plan, guarantee, errors = run.plan, run.guarantee, console.stderr()
     if guarantee is None:
@@ -207,20 +183,30 @@ def _tell(
     if certify is not None:
         console.say(certify, heading="To certify this, run:", to=errors, command=True)
     own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
+    if chosen is not None and not args.quiet:
+        own_data.show_columns(columns_of(chosen.recipe.data, plan.federation), errors)
     notes = [*notes, *plan.federation.notes]
     if lost := run.directory.lost if run.directory else 0:
         notes.append(f"rounds that were cut off: {lost}; they count, and are not drawn again")
-    for note in [] if args.quiet else notes:
-        console.say(note, heading="note:", colour="yellow", to=errors)
-    for warning in plan.warnings:
-        console.say(warning, heading="warning:", colour="red", to=errors)
-    if plan.secure_sums is not None and not args.quiet:
-        console.say(planned(plan.secure_sums), heading="Secure sums:", to=errors)
+    console.note(() if args.quiet else notes, plan.warnings)
     if args.explain:
+        if plan.secure_sums is not None:
+            console.say(_secure_plan(plan.secure_sums), heading="Secure sums:", to=errors)
         reason = run.choice.reason
         if plan.protected:  # how long rounds take depends on how much data clients have
             reason = reason.partition(";")[0]
         console.say(f"{run.choice.name} ({reason})", heading="engine:", to=errors)
+
+
+def _secure_plan(sums: SecureSums) -> str:
+    topology = sums.params.topology(sums.cohort)
+    neighbours = "everybody" if topology.complete else f"{topology.masks} neighbours"
+    text = (
+        f"{sums.mode.value}; cohorts of {sums.cohort}, each device masked with {neighbours}; "
+        f"a round with fewer than {sums.fewest} survivors is not released; "
+        f"noise for {sums.honest_shares} honest shares"
+    )
+    return text + (f"; {sums.dropout:.1%} of the devices are lost" if sums.dropout else "")
 
 
 def result_of(
@@ -243,65 +229,89 @@ def result_of(
             own expectations are, where the scores show that the model has learnt.
         certify: the command that would certify the run, if it is not certified.
     """
-    from fedveil.cli.secure_sums import secure_document
     from fedveil.privacy.distinguishing import attack_on
     from fedveil.report.facts import attack_document
     from fedveil.report.scores import useless
-    from fedveil.run.result import write_result
+    from fedveil.run.bundle import bundle_of
+    from fedveil.run.columns import columns_of, effects_of
 
-    directory, guarantee = run.directory, run.guarantee
+    plan, directory, guarantee = run.plan, run.directory, run.guarantee
     result: dict[str, Any] = {}
-    if len(run.plan.federation.test):  # a hub may have none
-        metrics = run.evaluate()
-        if metrics.accuracy is not None:
-            result["accuracy"] = metrics.accuracy
+    if len(plan.federation.test):  # a hub may have none
+        metrics, scaling = run.evaluate(), plan.federation.target_scaling
+        result |= {"accuracy": metrics.accuracy} if metrics.accuracy is not None else {}
         result["loss"] = metrics.loss
-        if metrics.accuracy is None:
-            result["rmse"] = metrics.rmse * _label_unit(run.plan)
+        if metrics.accuracy is None:  # in the label's own unit
+            result["rmse"] = metrics.rmse / (1.0 if scaling is None else float(scaling.factor))
     elif recipe.data.file is not None and recipe.data.test_fraction != 0:
         warnings = [*warnings, _NO_TEST]
-        console.say(_NO_TEST, heading="warning:", colour="red", to=console.stderr())
+        console.note((), [_NO_TEST])
     scores = run.scores()
     if scores is not None:
         result["scores"] = scores.to_dict()
         result["useless"] = useless(result["scores"])
     learnt = scores is not None and scores.learnt
-    expected = [] if learnt else [*warnings, *run.plan.drowned]
-    known = [warning for warning in run.plan.warnings if warning not in run.plan.drowned]
+    expected = [] if learnt else [*warnings, *plan.drowned]
+    known = [warning for warning in plan.warnings if warning not in plan.drowned]
     if recipe.evaluation.baseline:
-        result["baseline"] = _baseline(recipe, run.plan)
+        result["baseline"] = _baseline(recipe, plan)
     result |= {
         "rounds": run.state.rounds,
         "released_rounds": run.released_rounds,
-        "planned_rounds": run.plan.method.rounds,
-        "seconds": None if run.plan.protected else round(seconds, 3),
-        "method": run.plan.method.name,
-        "clients": run.plan.sampling.clients,
-        "parameters": run.plan.layout.size,
+        "planned_rounds": plan.method.rounds,
+        "seconds": None if plan.protected else round(seconds, 3),
+        "method": plan.method.name,
+        "clients": plan.sampling.clients,
+        "parameters": plan.layout.size,
         # How many processes there are follows from how much data clients have.
-        "engine": run.choice.name if run.plan.protected else run.engine.name,
-        "seed": run.plan.seed,
+        "engine": run.choice.name if plan.protected else run.engine.name,
+        "seed": plan.seed,
         "directory": None if directory is None else str(directory.path),
         "guarantee": None if guarantee is None else guarantee.to_dict(),
+        "person": None,
         "attack": None if guarantee is None else attack_document(attack_on(guarantee)),
-        "secure_sums": secure_document(run),
-        "notes": [*notes, *run.plan.federation.notes],
+        "secure_sums": _secure_document(run),
+        "notes": [*notes, *plan.federation.notes],
         "warnings": [*expected, *known, *filter(None, [scores and scores.warning])],
         "certify": certify,
     }
+    named = ("name", "hidden", "input_norm", "frozen", "adapter_rank")
+    model = {name: getattr(recipe.model, name) for name in named}
+    model |= {name: list(model[name]) for name in ("hidden", "frozen")}
+    # Scales and categories that come from the rows without noise are nobody else's to see.
+    open_ = plan.seed is not None or (guarantee is not None and guarantee.certified)
+    result["columns"] = columns_of(recipe.data, plan.federation, scales=open_)
+    result["effects"] = effects_of(bundle_of(plan, model, None), run.model()) if open_ else []
+    if plan.person_epsilon is not None:
+        records = plan.federation.records_per_person
+        result["person"] = {"records": records, "epsilon": plan.person_epsilon}
     if directory is not None:
-        chosen = recipe.model
-        architecture = {
-            "name": chosen.name,
-            "hidden": list(chosen.hidden),
-            "input_norm": chosen.input_norm,
-            "frozen": list(chosen.frozen),
-            "adapter_rank": chosen.adapter_rank,
-        }
-        directory.write_model(run.bundle_file(architecture))
-        write_result(directory.path, result)
-        directory.close()
+        directory.finish(run.bundle_file(model), result)
     return result
+
+
+def _secure_document(run: Run) -> dict[str, Any] | None:
+    """Return what became of the secure sums of all rounds; None if the run took none.
+
+    Their server sees who takes part and who is lost, so a protected run may show it too.
+    """
+    sums, rounds = run.plan.secure_sums, run.dropouts
+    if sums is None:
+        return None
+    topology = sums.params.topology(sums.cohort)
+    lost = [one.cohort - one.survivors for one in rounds.values()]
+    return {
+        "mode": sums.mode.value,
+        **{name: getattr(sums, name) for name in ("cohort", "honest_shares", "dropout")},
+        "colluders": sums.params.colluders,
+        "fewest_survivors": sums.fewest,
+        **{name: getattr(topology, name) for name in ("degree", "masks", "threshold")},
+        "uploads": sum(one.cohort for one in rounds.values()),
+        "lost": sum(lost),
+        "most_lost": max(lost, default=0),
+        "not_released": [number for number, one in rounds.items() if one.not_released],
+        "seconds": {name: round(spent, 4) for name, spent in run.seconds.items()},
+    }
 
 
 def write_report(path: Path) -> str | None:
@@ -317,12 +327,6 @@ def write_report(path: Path) -> str | None:
     return str(file)
 
 
-def _label_unit(plan: Plan) -> float:
-    """Return the size of one unit of a standardised regression target in the label's own unit."""
-    scaling = plan.federation.target_scaling
-    return 1.0 if scaling is None else 1.0 / float(scaling.factor)
-
-
 def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
     """Train without clipping and noise, in memory only, and return the metrics."""
     from fedveil.planning.assemble import plan_of
@@ -333,24 +337,19 @@ def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
     return {"accuracy": metrics.accuracy, "loss": metrics.loss}
 
 
-def _show(result: dict[str, Any], run: Run) -> None:
-    from fedveil.cli.secure_sums import secure_rows
+def _show(result: dict[str, Any], where: str) -> None:
+    """Print the result's table: how good, how private, and where it is."""
     from fedveil.privacy.rounding import at_most
-    from fedveil.report.scores import score_rows
+    from fedveil.report.scores import leading_score, score_rows, shown
 
-    plan, guarantee, rows = run.plan, run.guarantee, []
-    if "scores" in result:
-        rows += score_rows(result["scores"])
-    elif "accuracy" in result:
-        rows.append(["accuracy", f"{result['accuracy']:.1%}"])
+    guarantee = result["guarantee"]
+    certified = guarantee is not None and guarantee["certified"]
+    rows = score_rows(result["scores"]) if "scores" in result else []
+    first = None if rows else leading_score(result)
+    rows += [] if first is None else [[first[0], shown(*first[:2])]]
     if "baseline" in result:
-        plain = result["baseline"]
-        shown = (
-            f"{plain['accuracy']:.1%}" if plain["accuracy"] is not None else f"{plain['loss']:.4g}"
-        )
-        rows.append(["  without privacy", shown])
-    if "scores" not in result and "loss" in result:
-        rows.append(["loss", f"{result['loss']:.4g}"])
+        name, value, _ = leading_score(result["baseline"]) or ("loss", None, None)
+        rows.append(["  without privacy", shown(name, value)])
     lost = result["rounds"] - result["released_rounds"]
     spent = f"; {lost} released nothing" if lost else ""
     rows.append(["rounds", f"{result['released_rounds']} of {result['planned_rounds']}{spent}"])
@@ -358,25 +357,32 @@ def _show(result: dict[str, Any], run: Run) -> None:
         rows.append(["time", f"{result['seconds']:.1f} s"])
     if result.get("rejected_updates"):
         rows.append(["updates not finite: counted as zero", str(result["rejected_updates"])])
-    if guarantee is not None:
-        would = "" if guarantee.certified else ", if this were certified"
-        size = f"{at_most(guarantee.epsilon)} (delta {at_most(guarantee.delta)})"
-        rows.append([f"epsilon{would}", size])
-        if plan.person_epsilon is not None:
-            most = plan.federation.records_per_person
-            rows.append([f"  of a person's {most} records", at_most(plan.person_epsilon)])
-        rows.append(["certified", "yes" if guarantee.certified else "no; guarantee.json says why"])
-    else:
+    if guarantee is None:
         rows.append(["privacy", "none: this method adds no noise"])
-    if result["secure_sums"] is not None:
-        rows += secure_rows(result["secure_sums"])
+    else:
+        size = f"{at_most(guarantee['epsilon'])} (delta {at_most(guarantee['delta'])})"
+        rows.append([f"epsilon{'' if certified else ', if this were certified'}", size])
+        if person := result["person"]:
+            name = f"  of a person's {person['records']} records"
+            rows.append([name, at_most(person["epsilon"])])
+        rows.append(["certified", "yes" if certified else "no; guarantee.json says why"])
+    if sums := result["secure_sums"]:
+        share = f"; at most {sums['most_lost']} in a round" if sums["lost"] else ""
+        missing = [str(number) for number in sums["not_released"]]
+        listed = f" ({', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''})"
+        rows += [
+            ["secure sums", f"{sums['mode']}, over {sums['cohort']} clients"],
+            ["  uploads lost", f"{sums['lost']} of {sums['uploads']}{share}"],
+            ["  rounds not released", f"{len(missing)}{listed}" if missing else "none"],
+        ]
     rows.append(["files", result["directory"]])
-    if result["report"] is not None:
-        rows.append(["report", result["report"]])
-    title = f"{plan.method.name} on {plan.federation.name}"
+    rows += [] if result["report"] is None else [["report", result["report"]]]
+    title = f"{result['method']} {where}"
     if useless := result.get("useless"):
-        private = "private, and " if guarantee is not None and guarantee.certified else ""
-        title += f": {private}useless, {useless}"
+        title += f": {'private, and ' if certified else ''}useless, {useless}"
     console.table(title, ["result", ""], rows)
     if warning := result.get("scores", {}).get("warning"):  # others: before the training
-        console.say(warning, heading="warning:", colour="red", to=console.stderr())
+        console.note((), [warning])
+    if result["certify"]:
+        heading = "To certify this, run:"
+        console.say(result["certify"], heading=heading, to=console.stderr(), command=True)

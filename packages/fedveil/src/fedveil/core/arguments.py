@@ -22,35 +22,30 @@ LARGEST_COUNT = 10**12  # more rounds, clients or uses than this is a typing err
 
 def positive(name: str, value: Any) -> float:
     """A finite float above zero, within 1e-100 and 1e100 so that its square stays finite."""
-    number = number_of(name, value)
-    if not (math.isfinite(number) and number > 0):
-        raise ConfigError(f"{name}: need a finite number above 0, got {value!r}")
-    if not 1e-100 <= number <= 1e100:
-        raise ConfigError(f"{name}: need a number between 1e-100 and 1e100, got {value!r}")
-    return number
+    number = _within(name, value, lambda x: 0 < x < math.inf, "a finite number above 0")
+    return _within(name, number, lambda x: 1e-100 <= x <= 1e100, "one between 1e-100 and 1e100")
 
 
 def not_negative(name: str, value: Any) -> float:
     """A finite float of at most 1e100, zero allowed."""
-    number = number_of(name, value)
-    if not (math.isfinite(number) and number >= 0):
-        raise ConfigError(f"{name}: need a finite number of at least 0, got {value!r}")
-    return number if number == 0 else positive(name, value)
+    _within(name, value, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
+    return 0.0 if value == 0 else positive(name, value)
 
 
 def fraction(name: str, value: Any) -> float:
     """A float in (0, 1]."""
-    number = number_of(name, value)
-    if not 0 < number <= 1:
-        raise ConfigError(f"{name}: need a number above 0 and at most 1, got {value!r}")
-    return number
+    return _within(name, value, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
 
 
 def delta_value(value: Any) -> float:
     """A delta in [0, 1): zero asks for pure differential privacy."""
-    number = number_of("delta", value)
-    if not 0 <= number < 1:
-        raise ConfigError(f"delta: need a number of at least 0 and below 1, got {value!r}")
+    return _within("delta", value, lambda x: 0 <= x < 1, "a number of at least 0 and below 1")
+
+
+def _within(name: str, value: Any, fits: Callable[[float], bool], what: str) -> float:
+    number = number_of(name, value)
+    if not fits(number):
+        raise ConfigError(f"{name}: need {what}, got {value!r}")
     return number
 
 

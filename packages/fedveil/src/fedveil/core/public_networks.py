@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -31,6 +32,11 @@ def offline(key: str, name: str) -> Iterator[None]:
     """
     before = {variable: os.environ.get(variable) for variable in _OFFLINE}
     os.environ.update(dict.fromkeys(before, "1"))
+    # Imported before, the hub's library has read the environment, and would go on downloading.
+    hub: Any = sys.modules.get("huggingface_hub.constants")
+    online = getattr(hub, "HF_HUB_OFFLINE", None)
+    if hub is not None:
+        hub.HF_HUB_OFFLINE = True
     try:
         yield
     except ImportError as error:
@@ -47,6 +53,8 @@ def offline(key: str, name: str) -> Iterator[None]:
             "library's cache first, or name a function that loads them from a file."
         ) from None
     finally:
+        if hub is not None:
+            hub.HF_HUB_OFFLINE = online
         for variable, value in before.items():
             if value is None:
                 os.environ.pop(variable, None)

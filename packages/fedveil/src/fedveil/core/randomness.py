@@ -51,17 +51,15 @@ class Stream:
         self.fill(out.view(np.uint8))
         return out
 
-    def coins(self, count: int, rate: float) -> npt.NDArray[np.bool_]:
+    def coins(self, count: int, rate: float | npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
         """Return the next `count` independent coins, each true with probability `rate`.
 
         The probability is never above the rate, and is exactly the rate from 2^-11 upwards: the
-        float has no bits below 2^-64 then.
+        float has no bits below 2^-64 then. Coins may have rates `[count]` of their own.
         """
-        words = self.words(count)
-        if rate == 1:
-            return np.ones(count, np.bool_)
-        drawn: npt.NDArray[np.bool_] = words < np.uint64(int(rate * 2.0**64))
-        return drawn
+        words, rates = self.words(count), np.asarray(rate)
+        below = (np.where(rates < 1, rates, 0.0) * 2.0**64).astype(np.uint64)
+        return (words < below) | (rates >= 1)
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
         """The next `count` multiples of 2^-53 in [0, 1)."""

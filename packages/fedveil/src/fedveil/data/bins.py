@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
 
 from fedveil.data.schema import Column, Kind
 
@@ -42,6 +41,8 @@ def with_cuts(columns: Mapping[str, Column], bins: int) -> dict[str, Column]:
     Cuts are equally spaced between `min` and `max`, or at the quantiles of a normal distribution
     with this `mean` and `std`. Columns that have cut points keep them.
     """
+    from scipy.special import ndtri  # 20 MB, which a site that only reads its rows does without
+
     found = dict(columns)
     for name, column in columns.items():
         if column.kind not in (Kind.NUMBER, Kind.DATE) or column.cuts:

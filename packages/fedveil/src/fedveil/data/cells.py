@@ -30,8 +30,13 @@ UNCLEAR_DATE = (
     r"^(\d{1,2}/\d{1,2}/(\d{2}|\d{4})|\d{1,2}\.\d{1,2}\.\d{2}|(\d{1,2}[- ])?[A-Za-z]{3}[- ]\d{2})"
     r"([ T].*)?$"
 )
-DATES_ARE = "dates are read as 2015-12-31, 2015/12/31, 31.12.2015 or 31-Dec-2015"
+DATES_ARE = (
+    "dates are read as 2015-12-31, 2015/12/31, 31.12.2015 or 31-Dec-2015; of 1/2/2015 a schema "
+    'says whether order = "month/day" or "day/month"'
+)
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_SLASHED = r"^(\d{1,2})/(\d{1,2})/(\d{4})([ T].*)?$"  # 12/31/2015 or 31/12/2015
+MONTH_FIRST, DAY_FIRST = "month/day", "day/month"
 _DATE = (
     r"^(?P<month>\d{4}-\d{1,2})(?:-(?P<day>\d{1,2}))?"
     r"(?:[ T](?P<hours>[01]\d|2[0-3])(?::(?P<minutes>[0-5]\d)(?::(?P<seconds>[0-5]\d(?:\.\d+)?))?)?"
@@ -56,17 +61,28 @@ def numbers(text: Any, decimal: str = ".") -> Any:
     a comma; "1,5" can only be one and a half. "13.5%" is 13.5, and "$5" is 5."""
     text = undressed(text)
     if pc.any(pc.match_substring(text, ",")).as_py():
-        if decimal == ",":
-            text = _where(text, POINTS, pc.replace_substring(text, ".", ""))
-        else:
+        if decimal != ",":
             text = _where(text, THOUSANDS, pc.replace_substring(text, ",", ""))
+        # What has points between thousands and then a comma can be read in one way only.
+        text = _where(text, POINTS, pc.replace_substring(text, ".", ""))
         text = _where(text, COMMA, pc.replace_substring(text, ",", "."))
     return pc.if_else(pc.match_substring_regex(text, NUMBER), text, None).cast(pa.float64())
 
 
-def with_digits(text: Any) -> Any:
+def slashed_order(text: Any) -> str | None:
+    """Return which part of `12/31/2015` is the month in a whole column, if that can be told."""
+    if not pc.all(pc.match_substring_regex(text, _SLASHED)).as_py():
+        return None
+    fits = [order for order in (MONTH_FIRST, DAY_FIRST) if not days(text, order).null_count]
+    return fits[0] if len(fits) == 1 else None
+
+
+def with_digits(text: Any, order: str | None = None) -> Any:
     """`Dec-2015` as `2015-12-01`, `2015/12/31` and `31.12.2015` as `2015-12-31`, and everything
-    else as it is."""
+    else as it is; with an `order`, `12/31/2015` too."""
+    if order is not None:
+        swapped = r"\3-\1-\2\4" if order == MONTH_FIRST else r"\3-\2-\1\4"
+        text = pc.replace_substring_regex(text, _SLASHED, swapped)
     text = pc.replace_substring_regex(text, _YEAR_FIRST, r"\1-\2-\3\4")
     text = pc.replace_substring_regex(text, _POINTED, r"\3-\2-\1\4")
     part = pc.extract_regex(text, MONTH)
@@ -78,10 +94,10 @@ def with_digits(text: Any) -> Any:
     return pc.coalesce(dated, text)
 
 
-def days(text: Any) -> Any:
+def days(text: Any, order: str | None = None) -> Any:
     """Days since 1970-01-01 of `2020-01-31`, `2020/01/31`, `31.01.2020` or `2020-01`, each with a
     time or without, and of `Jan-2020` or `31-Jan-2020`; null otherwise."""
-    part = pc.extract_regex(with_digits(text), _DATE)
+    part = pc.extract_regex(with_digits(text, order), _DATE)
 
     def number(name: str) -> Any:
         digits = pc.struct_field(part, name)

@@ -6,12 +6,11 @@ noise, and is therefore outside any guarantee (`Federation.unprotected`).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.errors import ConfigError
+from fedveil.data.examples import Task
 from fedveil.data.partition import ByOwner, Dirichlet, Partition, SortedSlices
 
 CLASSES = "the number of classes was taken from the labels"
@@ -19,19 +18,10 @@ CLASS_NAMES = "the classes, their names and order were taken from the labels"
 AGAIN = "training examples are test or validation examples too, and figures on them have no noise"
 VOCABULARY = "the size of the vocabulary was taken from the token ids"
 TASK = "whether to predict classes or numbers was decided by the labels"
-UNLABELLED = (
-    "an earlier version saved these rows and left out those without a label before dealing them, "
-    "so one such row moved others; read the table again"
-)
 SHAPE = "the shape of the inputs was taken from the data"
 DEALT_BY_LABEL = "rows were dealt to artificial clients by their labels"
 
-
 DRAWN_OWNERS = "a fixed number of owners was drawn, so one owner more can take the place of another"
-
-
-def left_out(least: int) -> str:
-    return f"owners with fewer than {least} rows were left out, so rows decided who takes part"
 
 
 def dealing(partition: Partition) -> tuple[str, ...]:
@@ -41,11 +31,16 @@ def dealing(partition: Partition) -> tuple[str, ...]:
     if not isinstance(partition, ByOwner):
         return ()
     least = max(partition.at_least, partition.examples_per_client or 1)
-    small = (left_out(least),) if least > 1 else ()
-    return small if partition.clients is None else (*small, DRAWN_OWNERS)
+    said = (
+        f"owners with fewer than {least} rows were left out, so rows decided who takes part",
+        DRAWN_OWNERS,
+    )
+    happens = (least > 1, partition.clients is not None)
+    return tuple(one for one, true in zip(said, happens, strict=True) if true)
 
 
 def count_classes(
+    task: Task,
     targets: npt.ArrayLike,
     seen: int,
     declared: int | None,
@@ -57,32 +52,22 @@ def count_classes(
     `seen` is one more than the largest code, `given` the classes' names as declared, `names` those
     in use, which are the labels themselves if none were given.
     """
+    if task is Task.REGRESSION:
+        return 0, ()
     if declared is not None and declared < 1:
         raise ConfigError(f"classes={declared}: must be at least 1")
     if declared is not None and given and declared != len(given):
         raise ConfigError(
             f"classes={declared}, but class_names holds {len(given)} names; make them agree"
         )
-    if given:
-        return len(given), ()
+    if given or (declared is not None and not names):
+        return len(given) or declared or 0, ()
+    tokens = task is Task.SEQUENCE
     if names:
-        return declared or len(names), (CLASS_NAMES,)
-    if declared is not None:
-        return declared, ()
-    if _dtype(targets) == np.bool_:
+        return declared or len(names), (VOCABULARY if tokens else CLASS_NAMES,)
+    if getattr(targets, "dtype", None) == np.bool_:
         return 2, ()
-    return seen, (CLASSES,)
-
-
-def by_values(task: Any, inputs: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[str, ...]:
-    """An array's type and shape are declared with it; what a list becomes is decided by its
-    entries."""
-    decided = (TASK,) if task is None and _dtype(targets) is None else ()
-    return (*decided, SHAPE) if isinstance(inputs, list | tuple) else decided
-
-
-def _dtype(values: npt.ArrayLike) -> Any:
-    return getattr(values, "dtype", None)
+    return seen, (VOCABULARY if tokens else CLASSES,)
 
 
 def used_again(inputs: npt.ArrayLike, *others: npt.ArrayLike | None) -> list[str]:

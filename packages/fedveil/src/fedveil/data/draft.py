@@ -48,6 +48,11 @@ class Draft:
     why_not: str = ""
     remark: str = ""
 
+    def with_gap(self, missing: bool) -> Draft:
+        """Return the draft with an input that says "no value here", or without."""
+        column = self.column and replace(self.column, missing=missing)
+        return replace(self, column=column)
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -70,85 +75,62 @@ class Rows:
             return Draft(None, "row numbers")
         if values.null_count == len(values):
             return Draft(None, "no values at all")
-        kind = self._kind(values)
-        if kind.kind is Kind.IGNORE:
+        column = self._kind(values)
+        if column.kind is Kind.IGNORE:
             return Draft(None, f"{values.type} values")
-        missing = values.null_count > 0
-        numbers = self._numbers(name, kind)
-        distinct = pc.count_distinct(values).as_py() if numbers is None else _distinct(numbers)
-        if distinct == 1 and not missing:
+        column, remark = replace(column, missing=values.null_count > 0), ""
+        if pc.count_distinct(values).as_py() == 1 and not column.missing:
             return Draft(None, "the same value everywhere")
-        if numbers is None:
-            found = _text_column(values, distinct, missing)
-            if found.column is not None and found.column.kind is Kind.NUMBER:
-                numbers = numbers_of(values, found.column)
-        elif kind.kind is Kind.BOOLEAN:
-            found = Draft(replace(kind, missing=missing))
-        elif kind.kind is Kind.NUMBER and _is_identifier(name, numbers):
-            found = Draft(None, "an identifier")
-        else:
-            found = Draft(_measured(replace(kind, missing=missing), numbers))
-        if found.column is None or bins is None:
-            return found
-        return replace(found, column=_with_cuts(found.column, numbers, bins))
+        if column.kind is Kind.CATEGORY:
+            found = _text_column(values, column)
+            if found.column is None or found.column.kind is Kind.CATEGORY:
+                missing = column.missing or bins is not None
+                return found if found.column is None else found.with_gap(missing)
+            column, remark = found.column, found.remark
+        numbers = self._numbers(name, column)
+        if column.kind is Kind.NUMBER and _numbers_rows(name, numbers):
+            return Draft(None, "an identifier")
+        if column.kind is Kind.BOOLEAN:
+            return Draft(column).with_gap(column.missing or bins is not None)
+        known = numbers[np.isfinite(numbers)]
+        column = replace(column, mean=float(known.mean()), std=float(known.std()) or 1.0)
+        if bins is not None:
+            distinct, counts = np.unique(known, return_counts=True)
+            edges = np.append(distinct, distinct[-1:] + 1.0)
+            cuts = cuts_at_quantiles(edges, counts.astype(np.float64), bins)
+            column = replace(column, cuts=cuts, missing=column.missing or bool(cuts))
+        return Draft(column, "", remark)
 
     def target(
         self, label: str, task: Task | str | None = None, separator: str | None = None
-    ) -> tuple[Column, str]:
-        """Decide what is to be predicted.
-
-        Returns:
-            The label's classes or scale, and a word on why.
-        """
+    ) -> Column:
+        """Decide what is to be predicted: the label's classes, or its scale."""
         values = self.table.column(label)
         if separator is not None:
-            return self._separated(label, values, separator), "separated"
+            _, parts = parts_of(values, separator)
+            names = tuple(pc.unique(cells.canonical(parts)).sort().to_pylist())
+            _check_names(self.path, label, names, 2 * _MOST_TEXT_CLASSES)
+            return Column(Kind.CATEGORY, categories=names, separator=separator)
         if values.null_count == len(values):
             raise ConfigError(f"{self.path}: no row has a label (column {label!r})")
         column = self._kind(values)
-        if column.kind is Kind.DATE:  # classes, named as they are written
-            column = Column(Kind.CATEGORY)
-        numbers = self._numbers(label, column)
-        if task is None:
-            words = {Kind.CATEGORY: "text", Kind.BOOLEAN: "true or false"}
-            few = numbers is not None and _whole(numbers) and _distinct(numbers) <= MOST_CLASSES
-            classify = column.kind is not Kind.NUMBER or few
-            why = words.get(column.kind, "few whole numbers" if classify else "numbers")
-        else:
-            classify, why = task == Task.CLASSIFICATION, "as asked"
-        if classify:
-            names = _class_names(values, column)
-            _check_names(self.path, label, names, len(values))
-            return Column(Kind.CATEGORY, categories=names), why
-        if column.kind is not Kind.NUMBER or numbers is None:
+        if column.kind is Kind.NUMBER:
+            numbers = self._numbers(label, column)
+            known = numbers[~np.isnan(numbers)]
+            few = _whole(known) and len(np.unique(known)) <= MOST_CLASSES
+            if task == Task.REGRESSION or (task is None and not few):
+                if not known.std() > 0:
+                    raise ConfigError(
+                        f"{self.path}: label {label!r} is the same in every row: nothing to predict"
+                    )
+                return replace(column, mean=float(known.mean()), std=float(known.std()))
+        elif task == Task.REGRESSION:
             raise ConfigError(
                 f"{self.path}: label {label!r} holds {values.type}, regression needs numbers"
             )
-        if _distinct(numbers) < 2:
-            raise ConfigError(
-                f"{self.path}: label {label!r} is the same in every row: nothing to predict"
-            )
-        mean, std = float(np.nanmean(numbers)), float(np.nanstd(numbers))
-        return replace(column, mean=mean, std=std), why
-
-    def _separated(self, label: str, values: Any, separator: str) -> Column:
-        rows, parts = parts_of(values, separator)
-        if len(np.unique(rows)) == len(rows):
-            raise ConfigError(
-                f"{self.path}: label {label!r}: no cell has two classes separated by {separator!r}"
-            )
-        names = tuple(pc.unique(cells.canonical(parts)).sort().to_pylist())
-        if len(names) > _MOST_TEXT_CLASSES:
-            raise ConfigError(
-                f"{self.path}: label {label!r} has {len(names)} different classes, too many; "
-                "declare those that count (classes)"
-            )
-        if len(names) < 2:
-            raise ConfigError(
-                f"{self.path}: label {label!r} has {len(names)} different classes with this "
-                "separator; there must be two or more"
-            )
-        return Column(Kind.CATEGORY, categories=names, separator=separator)
+        names = _class_names(values, column)
+        _check_names(self.path, label, names, len(values))
+        return Column(Kind.CATEGORY, categories=names)
 
     def _kind(self, values: Any) -> Column:
         """Return what all cells of a column are, with the decimal mark of numbers."""
@@ -166,14 +148,14 @@ class Rows:
                 return Column(Kind.NUMBER, decimal=mark)
         if not self.typed and not cells.days(text).null_count:
             return Column(Kind.DATE)
+        if not self.typed and (order := cells.slashed_order(text)) is not None:
+            return Column(Kind.DATE, order=order)
         if not self.typed and _all_match(pc.utf8_lower(text), "^(true|false|0|1)$"):
             return Column(Kind.BOOLEAN)
         return Column(Kind.CATEGORY)
 
-    def _numbers(self, name: str, column: Column) -> Floats | None:
-        """Return the numbers of a column with NaN for gaps; None for categories."""
-        if column.kind in (Kind.CATEGORY, Kind.IGNORE):
-            return None
+    def _numbers(self, name: str, column: Column) -> Floats:
+        """Return the numbers of a column with NaN for gaps."""
         numbers = numbers_of(self.table.column(name), column)
         if np.isinf(numbers).any():
             row = int(np.argmax(np.isinf(numbers))) + 1
@@ -187,6 +169,12 @@ class Rows:
 def is_index(name: str) -> bool:
     """Whether this is the nameless index of a frame, as pandas stores it beside the columns."""
     return re.fullmatch(r"__index_level_\d+__", name) is not None
+
+
+def is_identifier(name: str) -> bool:
+    """Whether a column numbers its rows, by its name."""
+    plain = name.casefold().replace("-", "_")
+    return plain in _ID_NAMES or plain.endswith(("_id", " id")) or plain.startswith("unnamed:")
 
 
 def guess(column: Column) -> Column:
@@ -244,61 +232,43 @@ def some(names: list[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + rest
 
 
-def _text_column(values: Any, distinct: int, missing: bool) -> Draft:
-    present = len(values) - values.null_count
+def _text_column(values: Any, column: Column) -> Draft:
+    """Decide whether text is a category, a number with oddities among it, or left out."""
+    distinct, present = pc.count_distinct(values).as_py(), len(values) - values.null_count
     unclear = pc.all(pc.match_substring_regex(values, cells.UNCLEAR_DATE)).as_py()
     hint = f"; {cells.DATES_ARE}" if unclear else ""
-    if distinct > _MOST_CATEGORIES or distinct > max(20, present // 2):
-        column = Column(Kind.NUMBER, missing=True, decimal=".")
-        strange = cells.numbers(values).null_count - values.null_count
-        if strange <= (1 - _NUMERIC_SHARE) * present:
-            remark = f"{strange} entries that are no numbers count as missing"
-            return Draft(_measured(column, numbers_of(values, column)), "", remark)
+    if distinct <= _MOST_CATEGORIES and distinct <= max(20, present // 2):
+        names = tuple(sorted(pc.unique(values.drop_null()).to_pylist()))
+        remark = f"{distinct} categories{hint}" if hint else ""
+        return Draft(replace(column, categories=names), "", remark)
+    strange = cells.numbers(values).null_count - values.null_count
+    if strange > (1 - _NUMERIC_SHARE) * present:
         return Draft(None, f"text with {distinct} different values{hint}")
-    categories = tuple(sorted(pc.unique(values.drop_null()).to_pylist()))
-    column = Column(Kind.CATEGORY, categories=categories, missing=missing)
-    return Draft(column, "", f"{distinct} categories{hint}" if hint else "")
+    remark = f"{strange} entries that are no numbers count as missing"
+    return Draft(Column(Kind.NUMBER, missing=True, decimal="."), "", remark)
 
 
-def _is_identifier(name: str, numbers: Floats) -> bool:
+def _numbers_rows(name: str, numbers: Floats) -> bool:
     """Whether a column numbers its rows: by its name, and because all are whole and different."""
-    plain = name.casefold().replace("-", "_")
-    named = plain in _ID_NAMES or plain.endswith(("_id", " id")) or plain.startswith("unnamed:")
-    return named and _distinct(numbers) == len(numbers) and _whole(numbers)
-
-
-def _measured(column: Column, numbers: Floats) -> Column:
-    known = numbers[np.isfinite(numbers)]
-    deviation = float(known.std())
-    return replace(column, mean=float(known.mean()), std=deviation if deviation > 0 else 1.0)
-
-
-def _with_cuts(column: Column, numbers: Floats | None, bins: int) -> Column:
-    """Cut a column at quantiles of its own values."""
-    if column.kind not in (Kind.NUMBER, Kind.DATE) or numbers is None:
-        return replace(column, missing=True)
-    distinct, counts = np.unique(numbers[np.isfinite(numbers)], return_counts=True)
-    edges = np.append(distinct, distinct[-1:] + 1.0)
-    cuts = cuts_at_quantiles(edges, counts.astype(np.float64), bins)
-    return replace(column, cuts=cuts, missing=column.missing or bool(cuts))
+    return is_identifier(name) and len(np.unique(numbers)) == len(numbers) and _whole(numbers)
 
 
 def _class_names(values: Any, column: Column) -> tuple[str, ...]:
     """Return the different labels in order: numbers by size, text by letters."""
+    values = values.drop_null()
     if pa.types.is_string(values.type) and column.kind is Kind.NUMBER:
-        texts = pc.unique(cells.canonical(cells.undressed(values.drop_null())))
-        order = np.argsort(numbers_of(texts, column))
-        return tuple(texts.take(order).to_pylist())
+        texts = pc.unique(cells.canonical(cells.undressed(values)))
+        return tuple(texts.take(np.argsort(numbers_of(texts, column))).to_pylist())
     if column.kind is Kind.BOOLEAN:
         values = cells.canonical(as_text(values))
-    return tuple(as_text(pc.unique(values.drop_null()).sort()).to_pylist())
+    return tuple(as_text(pc.unique(values).sort()).to_pylist())
 
 
 def _check_names(path: Path, label: str, names: tuple[str, ...], rows: int) -> None:
     if len(names) > max(MOST_CLASSES, min(_MOST_TEXT_CLASSES, rows // 2)):
         raise ConfigError(
             f"{path}: label {label!r} has {len(names)} different values, too many for classes; "
-            "use task='regression' or another label"
+            "declare those that count (classes), or use task='regression' or another label"
         )
     if len(names) < 2:
         raise ConfigError(
@@ -307,13 +277,8 @@ def _check_names(path: Path, label: str, names: tuple[str, ...], rows: int) -> N
         )
 
 
-def _distinct(numbers: Floats) -> int:
-    return len(np.unique(numbers[~np.isnan(numbers)]))
-
-
 def _whole(numbers: Floats) -> bool:
-    known = numbers[~np.isnan(numbers)]
-    return bool((known == np.round(known)).all())
+    return bool((numbers == np.round(numbers)).all())
 
 
 def _all_match(text: Any, pattern: str) -> bool:

@@ -350,7 +350,7 @@ def numbers_of(values: Any, column: Column) -> npt.NDArray[np.float64]:
     """Floats with NaN for missing values; dates as days since 1970-01-01."""
     if pa.types.is_string(values.type):
         if column.kind is Kind.DATE:
-            values = cells.days(values)
+            values = cells.days(values, column.order)
         elif column.kind is Kind.BOOLEAN:
             values = cells.truths(values)
         else:

@@ -27,10 +27,10 @@ class Task(StrEnum):
     `MULTI_LABEL`: targets are int64, 0 or 1 for each of `classes` labels: `[examples, labels]`.
     """
 
-    CLASSIFICATION = "classification"  # targets are int64 in [0, classes)
-    REGRESSION = "regression"  # targets are float32
-    SEQUENCE = "sequence"  # inputs and targets are token ids in [0, classes), [examples, length]
-    MULTI_LABEL = "multi-label"  # targets are int64, 0 or 1 for each of `classes` labels
+    CLASSIFICATION = "classification"
+    REGRESSION = "regression"
+    SEQUENCE = "sequence"
+    MULTI_LABEL = "multi-label"
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,10 +154,3 @@ def examples_of(
     if len(stored) != len(wanted):
         raise ConfigError(f"{len(stored)} {part}inputs but {len(wanted)} {part}targets")
     return Examples(stored, wanted), class_names
-
-
-def as_pair(
-    given: Examples | tuple[npt.ArrayLike, npt.ArrayLike],
-) -> tuple[npt.ArrayLike, npt.ArrayLike]:
-    """Inputs and targets."""
-    return (given.inputs, given.targets) if isinstance(given, Examples) else given

@@ -16,12 +16,11 @@ from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Assignment, Owners, group
 from fedveil.data.columns import Array
-from fedveil.data.declared import CLASSES, VOCABULARY, by_values, count_classes, dealing, used_again
+from fedveil.data.declared import CLASSES, SHAPE, TASK, count_classes, dealing, used_again
 from fedveil.data.examples import (
     Examples,
     Scaling,
     Task,
-    as_pair,
     examples_of,
     highest_code,
     task_of,
@@ -49,8 +48,8 @@ HELD_OUT_NOTE = (
     "them are not covered by the guarantee."
 )
 PICTURES_NOTE = (
-    "Pictures of a client stand in the order of their file names, which are public and differ, "
-    "whatever the class."
+    "Files of a client stand in the order of their names, which are public and differ, whatever "
+    "the class."
 )
 ARTIFICIAL_NOTE = (
     "Rows were dealt to artificial clients: in the guarantee a client is such a share of the rows, "
@@ -106,36 +105,58 @@ class Federation(Displayed):
     public: bool = False  # somebody declared that its rows are known to everybody
     # Most usable examples of a person, at all clients together: declared, and enforced by a cap.
     records_per_person: int | None = None
+    # Epsilons that persons bring, by number, or clients if nobody has said who the persons are;
+    # infinity where one brings none. Public.
+    own_epsilons: npt.NDArray[np.float64] | None = None
     elsewhere: bool = False  # the training rows are on their owners' machines, and none is here
 
     def __post_init__(self) -> None:
         check_fields(self, task=one_of(Task))
-        offsets = self.offsets
-        if offsets.flags.writeable:  # who owns which rows is counted on, and must not move
-            offsets = offsets.copy()
+        if self.offsets.flags.writeable:  # who owns which rows is counted on, and must not move
+            offsets = self.offsets.copy()
             offsets.setflags(write=False)
-            object.__setattr__(self, "offsets", offsets)
-        if len(offsets) < 2 or len(self.train) == 0:
-            raise ConfigError(f"federation {self.name!r} is empty: it needs clients with examples")
-        if offsets[0] != 0 or offsets[-1] != len(self.train):
-            raise ConfigError(
-                f"federation {self.name!r}: offsets must run from 0 to {len(self.train)}"
-            )
-        sizes = np.diff(offsets)
-        if sizes.min() < 1:
-            raise ConfigError(
-                f"federation {self.name!r}: client {int(sizes.argmin())} has no examples; "
-                "leave it out or give it some"
-            )
-        self._check_scaling()
+            settle(self, offsets=offsets)
         parts = {"train": self.train, "test": self.test, "validation": self.validation}
-        for part, examples in parts.items():
-            if examples is not None:
-                self._check_shapes(part, examples)
+        given = {part: examples for part, examples in parts.items() if examples is not None}
+        if wrong := self._wrong(given):
+            raise ConfigError(f"federation {self.name!r}{wrong}")
         if not self.verified:
-            self._mark_unusable({part: own for part, own in parts.items() if own is not None})
+            self._mark_unusable(given)
         if self.records_per_person is not None:
             self._check_cap(self.records_per_person)
+
+    def _wrong(self, parts: dict[str, Examples]) -> str:
+        """Return what does not fit together, or nothing."""
+        if self.clients < 1 or not len(self.train):
+            return " is empty: it needs clients with examples"
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.train):
+            return f": offsets must run from 0 to {len(self.train)}"
+        if self.sizes.min() < 1:
+            return f": client {int(self.sizes.argmin())} has no examples; give it some"
+        scaling = self.scaling if isinstance(self.scaling, Scaling) else None
+        for one in () if scaling is None else (scaling.shift, scaling.factor):
+            # One as long as a batch would treat records by their place.
+            own, whole = np.shape(one), self.input_shape
+            pairs = zip(reversed(own), reversed(whole), strict=False)
+            if len(own) > len(whole) or any(n not in (1, length) for n, length in pairs):
+                return f": a scaling of shape {own} does not fit inputs of shape {whole}"
+        for part, examples in parts.items():
+            where, count = f", {part} part: ", len(examples.inputs)
+            shape, persons = examples.targets.shape, examples.persons
+            if count != len(examples.targets):
+                return f"{where}{count} inputs but {len(examples.targets)} targets"
+            if persons is not None and len(persons) != count:
+                return f"{where}{count} inputs but {len(persons)} persons"
+            if examples.inputs.shape[1:] != self.input_shape:
+                return f"{where}inputs of shape {examples.inputs.shape[1:]}, not {self.input_shape}"
+            if self.task is Task.REGRESSION and len(shape) != 1:
+                return (
+                    f"{where}targets must be one number for each example, got shape {shape}; of "
+                    "several labels say task='multi-label'"
+                )
+            if self.task is Task.MULTI_LABEL and shape[1:] != (self.classes,):
+                return f"{where}targets must be 0 or 1 for each of {self.classes} labels"
+        return ""
 
     def _mark_unusable(self, parts: dict[str, Examples]) -> None:
         """Mark unusable examples. A part with such examples is copied, so whether parts share
@@ -156,47 +177,6 @@ class Federation(Displayed):
                 f"federation {self.name!r}: records_per_person={most}, but more examples of a "
                 "person count, or nobody has said whose they are. Make the federation by "
                 "from_arrays(persons=..., records_per_person=...), which draws them."
-            )
-
-    def _check_scaling(self) -> None:
-        """It must fit one example: parts as long as a batch would treat records by their place."""
-        if not isinstance(self.scaling, Scaling):
-            return
-        for part in (self.scaling.shift, self.scaling.factor):
-            shape, whole = np.shape(part), self.input_shape
-            fits = len(shape) <= len(whole) and all(
-                own in (1, length)
-                for own, length in zip(reversed(shape), reversed(whole), strict=False)
-            )
-            if not fits:
-                raise ConfigError(
-                    f"federation {self.name!r}: a scaling of shape {shape} does not fit inputs of "
-                    f"shape {whole}"
-                )
-
-    def _check_shapes(self, part: str, examples: Examples) -> None:
-        where = f"federation {self.name!r}, {part} part"
-        if len(examples.inputs) != len(examples.targets):
-            raise ConfigError(
-                f"{where}: {len(examples.inputs)} inputs but {len(examples.targets)} targets"
-            )
-        if examples.persons is not None and len(examples.persons) != len(examples.inputs):
-            raise ConfigError(
-                f"{where}: {len(examples.inputs)} inputs but {len(examples.persons)} persons"
-            )
-        if examples.inputs.shape[1:] != self.input_shape:
-            raise ConfigError(
-                f"{where}: inputs of shape {examples.inputs.shape[1:]}, not {self.input_shape}"
-            )
-        if self.task is Task.REGRESSION and examples.targets.ndim != 1:
-            raise ConfigError(
-                f"{where}: targets must be one number for each example, got shape "
-                f"{examples.targets.shape}; of several labels say task='multi-label'"
-            )
-        if self.task is Task.MULTI_LABEL and examples.targets.shape[1:] != (self.classes,):
-            raise ConfigError(
-                f"{where}: targets must be 0 or 1 for each of {self.classes} labels, got shape "
-                f"{examples.targets.shape}"
             )
 
     def _display(self) -> tuple[str, dict[str, object]]:
@@ -295,6 +275,11 @@ class Federation(Displayed):
         """Write every column as one `.npy` file; `Federation.open` maps them into memory."""
         from fedveil.data.storage import save
 
+        if self.own_epsilons is not None:  # forgotten, everybody would pay the run's
+            raise ConfigError(
+                f"federation {self.name!r}: epsilons of single units are not saved. Make it anew "
+                "from the table, or leave them out."
+            )
         return save(self, Path(directory))
 
     @classmethod
@@ -313,6 +298,7 @@ class Federation(Displayed):
         *,
         persons: npt.ArrayLike | Owners | None = None,
         records_per_person: int | None = None,
+        epsilons: npt.ArrayLike | None = None,
         partition: Partition | None = None,
         test: Examples | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
         validation: Examples | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
@@ -349,6 +335,9 @@ class Federation(Displayed):
         with all their examples or with none, and artificial clients are dealt whole persons. An
         example without a person is left out. With `records_per_person`, a public number, at most
         so many examples of a person count, drawn by its own name; the others are unusable.
+        `epsilons` `[examples]` says what each person, or each client if there are no persons, wants
+        to spend at most (NaN: what the run spends). It is public, not computed from examples, and
+        the same in all examples of one of them.
 
         >>> inputs, labels = [[0.5], [1.5], [2.5], [3.5]], [0, 1, 0, 1]
         >>> owners = ["ann", "ann", "bob", "bob"]
@@ -361,10 +350,14 @@ class Federation(Displayed):
         pool, class_names = examples_of(kind, inputs, targets, given, "", classes)
         if not len(pool):
             raise ConfigError(f"federation {name!r} is empty: no examples were given")
-        parts = {
-            part: examples_of(kind, *as_pair(own), class_names, f"{part} ", classes)[0]
+        brought: dict[str, tuple[npt.ArrayLike, npt.ArrayLike]] = {
+            part: (own.inputs, own.targets) if isinstance(own, Examples) else own
             for part, own in (("test", test), ("validation", validation))
             if own is not None
+        }
+        parts = {
+            part: examples_of(kind, xs, ys, class_names, f"{part} ", classes)[0]
+            for part, (xs, ys) in brought.items()
         }
         partition = partition or ByOwner()
         whose = None
@@ -376,11 +369,13 @@ class Federation(Displayed):
                 f"records_per_person={records_per_person}: nobody has said which person each "
                 "example is of. Give persons= as well."
             )
+        if holdout not in list(Holdout):
+            raise ConfigError(f"holdout={holdout!r}: must be one of {', '.join(Holdout)}")
         dealt = deal(
             pool.targets,
             owners,
             partition,
-            _holdout(holdout),
+            Holdout(holdout),
             test=0.0 if "test" in parts else 0.2 if test_fraction is None else test_fraction,
             validation=0.0 if "validation" in parts else validation_fraction,
             seed=seed,
@@ -389,24 +384,27 @@ class Federation(Displayed):
         parts.setdefault("test", pool.take(dealt.test))
         if dealt.validation.size:
             parts["validation"] = pool.take(dealt.validation)
-        unprotected = [*by_values(task, inputs, targets), *dealing(partition)]
-        given_parts = (as_pair(own)[0] for own in (test, validation) if own is not None)
-        unprotected += used_again(inputs, *given_parts)
-        if kind is Task.REGRESSION:
-            classes = 0
-        elif kind is Task.MULTI_LABEL:  # how many there are is seen from the arrays' shape
-            if classes not in (None, width := pool.targets.shape[1]):
-                raise ConfigError(
-                    f"classes={classes}, but the targets have {width} columns, each a label; give "
-                    "one column of class numbers, or leave classes out"
-                )
+        unprotected = [*dealing(partition)]
+        if task is None and not hasattr(targets, "dtype"):  # an array's type is declared with it
+            unprotected.append(TASK)
+        if isinstance(inputs, list | tuple):
+            unprotected.append(SHAPE)
+        unprotected += used_again(inputs, *(own[0] for own in brought.values()))
+        seen = 0
+        if kind is Task.MULTI_LABEL:
+            width = pool.targets.shape[1]
             if classes is None and not hasattr(targets, "dtype"):
                 unprotected.append(CLASSES)
-            classes, _ = count_classes(targets, 0, pool.targets.shape[1], given, given)
-        else:
+            if (classes or len(given) or width) != width:
+                raise ConfigError(
+                    f"classes={classes or len(given)}, but the targets have {width} columns, each "
+                    "a label; give one column of class numbers, or leave classes out"
+                )
+            classes = width
+        elif kind is not Task.REGRESSION:
             seen = 1 + max(highest_code(kind, part) for part in (pool, *parts.values()))
-            classes, said = count_classes(targets, seen, classes, given, class_names)
-            unprotected += [VOCABULARY] if said and kind is Task.SEQUENCE else said
+        classes, said = count_classes(kind, targets, seen, classes, given, class_names)
+        unprotected += said
         if dealt.from_clients or (not public and dealt.test.size + dealt.validation.size):
             notes = (*notes, HELD_OUT_NOTE)
         if not (public or isinstance(partition, ByOwner)):
@@ -427,7 +425,28 @@ class Federation(Displayed):
             class_names=class_names,
             features=features,
             records_per_person=records_per_person,
+            own_epsilons=None if epsilons is None else _own_epsilons(epsilons, pool, dealt.train),
         )
+
+
+def _own_epsilons(
+    epsilons: npt.ArrayLike, pool: Examples, dealt: Assignment
+) -> npt.NDArray[np.float64]:
+    """Return what each person brings, by number, or each client if nobody names the persons."""
+    given = np.asarray(epsilons, dtype=np.float64)
+    given = np.where(np.isnan(given), np.inf, given)
+    if given.shape != (len(pool),) or not (given > 0).all():
+        raise ConfigError(f"epsilons: need {len(pool)} numbers above 0, or NaN for none")
+    number, rows = pool.persons, np.arange(len(pool))
+    if number is None:
+        rows, number = dealt.rows, np.repeat(np.arange(dealt.clients), np.diff(dealt.offsets))
+    else:
+        rows, number = rows[number >= 0], number[number >= 0]
+    least = np.full(int(number.max(initial=-1)) + 1, np.inf)
+    np.minimum.at(least, number, given[rows])
+    if (given[rows] != least[number]).any():
+        raise ConfigError("epsilons: somebody's examples name different ones; give everybody one")
+    return least
 
 
 def _persons(persons: npt.ArrayLike | Owners, count: int) -> Assignment:
@@ -452,9 +471,3 @@ def _with_persons(pool: Examples, persons: Assignment, most: int | None, seed: i
     drawn = persons.lottery(seed, "records of a person")
     usable[persons.rows[drawn[persons.positions < most]]] = True
     return replace(pool, usable=usable, persons=number)
-
-
-def _holdout(holdout: Holdout | str) -> Holdout:
-    if holdout not in list(Holdout):
-        raise ConfigError(f"holdout={holdout!r}: must be one of {', '.join(Holdout)}")
-    return Holdout(holdout)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fedveil.core.errors import ConfigError
 
 FILE = "file"  # the column that says which file a row is from, where no other names the client
-_TABLES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet", ".pq")
-_SHEETS = (".xls", ".xlsx", ".ods")
+_TABLES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet", ".pq", ".xlsx")
 _WILD = frozenset("*?[")
 
 
@@ -25,10 +25,13 @@ def files_of(path: Path) -> dict[str, Path]:
     """
     base, pattern = (path, "*") if path.is_dir() else _split(path)
     found = [one for one in sorted(base.glob(pattern)) if one.is_file() and one.name[0] != "."]
-    if pattern == "*":
-        found = _tables(path, found)
+    if pattern == "*":  # what else is in a folder is left alone
+        found = [one for one in found if one.name.lower().endswith(_TABLES)]
     if not found:
-        raise ConfigError(f"{path}: no file fits this pattern")
+        raise ConfigError(
+            f"{path}: holds no CSV, Parquet or Excel (.xlsx) files. One file for each client is "
+            "fine (its name is the client's), and so are pictures in folders CLIENT/CLASS/"
+        )
     named: dict[str, Path] = {}
     for one in found:
         name = _name(one.relative_to(base))
@@ -80,6 +83,9 @@ def _identity(file: Path) -> tuple[int, int]:
 
 def title(path: Path) -> str:
     """What to call the data in a file, a folder, or the files that fit a pattern."""
+    one = re.sub(r"\[(.)\]$", r"\1", path.name)  # a pattern that means one file
+    if one != path.name:
+        return one
     return (_split(path)[0] if is_many(path) and not path.is_dir() else path).absolute().name
 
 
@@ -93,18 +99,3 @@ def _split(path: Path) -> tuple[Path, str]:
 def _name(path: Path) -> str:
     suffix = next((end for end in _TABLES[::-1] if path.name.lower().endswith(end)), path.suffix)
     return path.as_posix()[: len(path.as_posix()) - len(suffix)]
-
-
-def _tables(folder: Path, files: list[Path]) -> list[Path]:
-    """The tables in a folder; what else is there is left alone, unless there is nothing else."""
-    tables = [one for one in files if one.name.lower().endswith(_TABLES)]
-    if tables:
-        return tables
-    if any(one.name.lower().endswith(_SHEETS) for one in files):
-        raise ConfigError(
-            f"{folder}: holds spreadsheets; save each of them as CSV (UTF-8), one file a client"
-        )
-    raise ConfigError(
-        f"{folder}: holds no CSV or Parquet files. One file for each client is fine (its name is "
-        "the client's), and so are pictures in folders CLIENT/CLASS/"
-    )

@@ -29,10 +29,10 @@ class Holdout(StrEnum):
     `POOLED`: every example with the same probability. `CLIENTS`: all examples of some clients.
     """
 
-    WITHIN = "within"  # the same fraction of every client, at random
-    LATEST = "latest"  # the last examples of every client: data in the order of time
-    POOLED = "pooled"  # every example with the same probability, whoever owns it
-    CLIENTS = "clients"  # all examples of some clients: what the model does for strangers
+    WITHIN = "within"
+    LATEST = "latest"
+    POOLED = "pooled"
+    CLIENTS = "clients"
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,16 @@ class Dealt:
     validation: Rows
     test: Rows
     from_clients: bool  # something was held out from clients who also train
+
+    @classmethod
+    def of(
+        cls, dealt: Assignment, part: Parts, kept: npt.NDArray[np.bool_], from_clients: bool
+    ) -> Dealt:
+        """Divide dealt rows into parts; held out rows that are not `kept` belong to nobody."""
+        if not (part == TRAIN).any():
+            raise ConfigError("holdout: everybody was drawn; use smaller fractions or another seed")
+        validation, test = (dealt.rows[(part == code) & kept] for code in (VALIDATION, TEST))
+        return cls(dealt.keep(part == TRAIN), validation, test, from_clients)
 
 
 def deal(
@@ -61,27 +71,40 @@ def deal(
     `POOLED` takes its part before anything is dealt, unless the rows belong to owners already.
     With `persons`, whose rows are known (`assignment.group`), nobody is cut: see `_deal_persons`.
     """
-    need_fractions(test, validation)
+    for name, fraction in (("test_fraction", test), ("validation_fraction", validation)):
+        if not 0 <= fraction < 1:
+            raise ConfigError(f"{name}={fraction}: must be at least 0 and below 1")
+    if test + validation >= 1:
+        raise ConfigError(
+            f"test_fraction={test} and validation_fraction={validation} leave nothing to train on"
+        )
+    strangers = holdout is Holdout.CLIENTS
     if persons is not None:
-        return _deal_persons(labels, owners, partition, holdout, test, validation, seed, persons)
+        dealt, number = _deal_persons(labels, owners, partition, holdout, seed, persons)
+        if strangers:
+            words = dealt.client_words(seed, "hold out clients")
+            part = np.repeat(_by_chance(words, test, validation), dealt.sizes)
+            first = np.full(persons.clients, TEST)  # training comes before validation, then test
+            np.minimum.at(first, number, part)
+            return Dealt.of(dealt, part, part == first[number], from_clients=False)
+        words = persons.client_words(seed, "hold out persons")
+        part = _by_chance(words, test, validation)[number]
+        return Dealt.of(dealt, part, np.ones(len(part), np.bool_), test + validation > 0)
     if holdout is Holdout.POOLED and not isinstance(partition, ByOwner):
-        part = pooled(len(labels), test, validation, generator(seed, "hold out"))
-        _need_parts(part, test, validation)
-        kept = np.flatnonzero(part == TRAIN)
-        dealt = partition.assign(labels[kept], None, seed)
-        train = Assignment(kept[dealt.rows], dealt.offsets)
+        part = np.full(count := len(labels), TRAIN)
+        order = generator(seed, "hold out").permutation(count)
+        tests = min(round(test * count), count - 1)
+        part[order[:tests]] = TEST
+        part[order[tests : tests + min(round(validation * count), count - 1 - tests)]] = VALIDATION
+        _need_parts(part, test, validation, strangers)
+        rows = np.flatnonzero(part == TRAIN)
+        dealt = partition.assign(labels[rows], None, seed)
+        train = Assignment(rows[dealt.rows], dealt.offsets)
         return Dealt(train, np.flatnonzero(part == VALIDATION), np.flatnonzero(part == TEST), False)
     dealt = partition.assign(labels, owners, seed)
-    if test == 0 and validation == 0:
-        nothing = np.empty(0, dtype=np.int64)
-        return Dealt(dealt, nothing, nothing, False)
     part = parts_of(dealt, holdout, test, validation, seed)
-    return Dealt(
-        train=dealt.keep(part == TRAIN),
-        validation=dealt.rows[part == VALIDATION],
-        test=dealt.rows[part == TEST],
-        from_clients=holdout is not Holdout.CLIENTS,
-    )
+    everybody = np.ones(len(part), np.bool_)
+    return Dealt.of(dealt, part, everybody, not strangers and test + validation > 0)
 
 
 def _deal_persons(
@@ -89,17 +112,19 @@ def _deal_persons(
     owners: npt.ArrayLike | Owners | None,
     partition: Partition,
     holdout: Holdout,
-    test: float,
-    validation: float,
     seed: int,
     persons: Assignment,
-) -> Dealt:
-    """Deal rows such that a client's rows of a person stand together, and hold out whole persons.
+) -> tuple[Assignment, Rows]:
+    """Deal rows such that a client's rows of a person stand together.
 
-    Every person has a lot of its own, so a client may be left with fewer persons than others, or
-    with none, and is then left out. Rows that name no person are left out. Artificial clients are
-    dealt persons instead of rows, by the label of a person's first row. `CLIENTS` holds out a
-    person only if all of its clients are held out; what others have at such a client is left out.
+    Whole persons are held out: each has a lot of its own, so a client may be left with fewer
+    persons than others, or with none, and is then left out. Rows that name no person are left out.
+    Artificial clients are dealt persons instead of rows, by the label of a person's first row.
+    `CLIENTS` holds out a person only if all of its clients are held out; what others have at such
+    a client is left out.
+
+    Returns:
+        The rows by client, and the person of each.
     """
     if holdout is Holdout.LATEST:
         raise ConfigError(
@@ -123,41 +148,35 @@ def _deal_persons(
     client = np.repeat(np.arange(dealt.clients), dealt.sizes)
     order = np.lexsort((number[dealt.rows], client))
     dealt = Assignment(dealt.rows[order], dealt.offsets, dealt.owners)
-    own = number[dealt.rows]
-    if holdout is Holdout.CLIENTS:
-        by_client = _by_chance(dealt.client_words(seed, "hold out clients"), test, validation)
-        part = np.repeat(by_client, dealt.sizes)
-        first = np.full(persons.clients, TEST)  # training comes before validation, then test
-        np.minimum.at(first, own, part)
-        elsewhere = part != first[own]
-    else:
-        words = persons.client_words(seed, "hold out persons")
-        part = _by_chance(words, test, validation)[own]
-        elsewhere = np.zeros(len(part), dtype=np.bool_)
-    if not (part == TRAIN).any():
-        raise ConfigError("holdout: everybody was drawn; use smaller fractions or another seed")
-    return Dealt(
-        train=dealt.keep(part == TRAIN),
-        validation=dealt.rows[(part == VALIDATION) & ~elsewhere],
-        test=dealt.rows[(part == TEST) & ~elsewhere],
-        from_clients=holdout is not Holdout.CLIENTS and test + validation > 0,
-    )
+    return dealt, number[dealt.rows]
 
 
 def parts_of(
     dealt: Assignment, holdout: Holdout, test: float, validation: float, seed: int
 ) -> Parts:
-    """TRAIN, VALIDATION or TEST for every row of the assignment, in its order."""
-    need_fractions(test, validation)
+    """Return TRAIN, VALIDATION or TEST for every row of the assignment, in its order."""
+    sizes = dealt.sizes
+    if test == validation == 0:
+        return np.full(len(dealt.rows), TRAIN)
     if holdout is Holdout.CLIENTS:
         words = dealt.client_words(seed, "hold out clients")
-        part = np.repeat(_by_chance(words, test, validation), dealt.sizes)
+        part = np.repeat(_by_chance(words, test, validation), sizes)
     elif holdout is Holdout.POOLED:
         part = _by_chance(dealt.row_words(seed, "hold out"), test, validation)
         last = dealt.lottery(seed, "hold out")[dealt.offsets[1:] - 1]
         part[last] = TRAIN  # each client's largest word: held out only if all others were
     else:
-        part = _within(dealt, holdout is Holdout.LATEST, test, validation, seed)
+        tests = np.minimum(_counts(test, dealt, seed, "test"), sizes - 1)
+        validations = _counts(validation, dealt, seed, "validation")
+        from_end = np.repeat(sizes, sizes) - 1 - dealt.positions
+        if holdout is Holdout.WITHIN:  # a random order within each client, not the given one
+            shuffled = np.empty_like(from_end)
+            shuffled[dealt.lottery(seed, "hold out")] = from_end
+            from_end = shuffled
+        both = np.minimum(tests + validations, sizes - 1)
+        part = np.full(len(from_end), TRAIN)
+        part[from_end < np.repeat(both, sizes)] = VALIDATION
+        part[from_end < np.repeat(tests, sizes)] = TEST
     # How many rows an owner has is its own matter: that too few are there to hold any out is no
     # reason to stop, for stopping would tell of it.
     if holdout is Holdout.CLIENTS or dealt.owners is None:
@@ -166,66 +185,22 @@ def parts_of(
 
 
 def _by_chance(words: Words, test: float, validation: float) -> Parts:
-    """A part for each word, independently of all others."""
+    """Return a part for each word, independently of all others."""
     lot = uniforms(words)
     return np.where(lot < test, TEST, np.where(lot < test + validation, VALIDATION, TRAIN))
 
 
-def pooled(count: int, test: float, validation: float, draw: np.random.Generator) -> Parts:
-    """A part for each of `count` things at random; at least one stays in training."""
-    need_fractions(test, validation)
-    tests = min(round(test * count), count - 1)
-    validations = min(round(validation * count), count - 1 - tests)
-    part = np.full(count, TRAIN)
-    order = draw.permutation(count)
-    part[order[:tests]] = TEST
-    part[order[tests : tests + validations]] = VALIDATION
-    return part
-
-
-def _need_parts(part: Parts, test: float, validation: float, whole_clients: bool = False) -> None:
-    if not (part == TRAIN).any():
-        raise ConfigError("holdout: every client was drawn; use smaller fractions or another seed")
+def _need_parts(part: Parts, test: float, validation: float, whole_clients: bool) -> None:
     for name, fraction, code in (
         ("test_fraction", test, TEST),
         ("validation_fraction", validation, VALIDATION),
     ):
-        if fraction == 0 or (part == code).any():
-            continue
-        if whole_clients:
+        if fraction > 0 and not (part == code).any():
+            what = "no client" if whole_clients else f"none of {len(part)} examples"
             raise ConfigError(
-                f"{name}={fraction}: no client was drawn; use a larger fraction or another seed"
+                f"{name}={fraction}: {what} was drawn, and every client keeps one example; use a "
+                "larger fraction, another seed, holdout='clients', or give test data"
             )
-        raise ConfigError(
-            f"{name}={fraction} holds out nothing of {len(part)} examples if every client "
-            "keeps one; use a larger fraction, another seed, holdout='clients', or give test "
-            "data"
-        )
-
-
-def need_fractions(test: float, validation: float) -> None:
-    for name, fraction in (("test_fraction", test), ("validation_fraction", validation)):
-        if not 0 <= fraction < 1:
-            raise ConfigError(f"{name}={fraction}: must be at least 0 and below 1")
-    if test + validation >= 1:
-        raise ConfigError(
-            f"test_fraction={test} and validation_fraction={validation} leave nothing to train on"
-        )
-
-
-def _within(dealt: Assignment, latest: bool, test: float, validation: float, seed: int) -> Parts:
-    sizes = dealt.sizes
-    tests = np.minimum(_counts(test, dealt, seed, "test"), sizes - 1)
-    validations = np.minimum(_counts(validation, dealt, seed, "validation"), sizes - 1 - tests)
-    from_end = np.repeat(sizes, sizes) - 1 - dealt.positions
-    if not latest:  # a random order within each client instead of the given one
-        shuffled = np.empty_like(from_end)
-        shuffled[dealt.lottery(seed, "hold out")] = from_end
-        from_end = shuffled
-    part = np.full(len(from_end), TRAIN)
-    part[from_end < np.repeat(tests + validations, sizes)] = VALIDATION
-    part[from_end < np.repeat(tests, sizes)] = TEST
-    return part
 
 
 def _counts(fraction: float, dealt: Assignment, seed: int, part: str) -> Rows:
@@ -235,7 +210,5 @@ def _counts(fraction: float, dealt: Assignment, seed: int, part: str) -> Rows:
     clients of equal size unequal.
     """
     owed = fraction * dealt.sizes
-    if not owed.any():
-        return np.zeros(dealt.clients, dtype=np.int64)
     lucky = uniforms(dealt.client_words(seed, f"owes a {part} example")) < owed
     return np.where(owed >= 1, np.rint(owed), lucky).astype(np.int64)

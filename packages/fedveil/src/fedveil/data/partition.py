@@ -10,7 +10,7 @@ own number of rows. The other partitions deal one pool of rows to artificial cli
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -63,22 +63,13 @@ class SortedSlices(_Limits):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.per_client is not None and self.examples_per_client is not None:
-            raise ConfigError(
-                f"per_client={self.per_client} and examples_per_client={self.examples_per_client} "
-                "mean the same: give one of them"
-            )
-        if self.clients is None and self._fixed is None:
+        if self.clients is None and not (self.per_client or self.examples_per_client):
             raise ConfigError("SortedSlices needs clients, per_client or both")
-
-    @property
-    def _fixed(self) -> int | None:
-        return self.per_client or self.examples_per_client
 
     def assign(self, labels: npt.NDArray[np.generic], owners: object, seed: int) -> Assignment:
         _need_one_label_each(labels, "SortedSlices")
         rows = generator(seed, "deal").permutation(len(labels))  # ties fall at random
-        fixed = self._fixed
+        fixed = self.per_client or self.examples_per_client
         clients = self.clients if self.clients is not None else len(rows) // (fixed or 1)
         if fixed is not None:
             _need_examples(len(rows), clients, fixed, "SortedSlices")
@@ -237,15 +228,12 @@ def named(name: str, **settings: Any) -> Partition:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PARTITIONS)}"
         raise ConfigError(f"partition {name!r} is unknown: {hint}")
     kind = PARTITIONS[name]
-    known = [field.name for field in fields(kind)]
-    for setting in settings:
-        if setting not in known:
-            raise ConfigError(f"partition {name!r} has no {setting!r}; it has {', '.join(known)}")
-    try:
-        return kind(**settings)
-    except TypeError:
-        needed = {"iid": "clients", "dirichlet": "clients and alpha"}.get(name, "")
-        raise ConfigError(f"partition {name!r} needs {needed}") from None
+    known = {field.name: field.default is MISSING for field in fields(kind)}
+    if unknown := [setting for setting in settings if setting not in known]:
+        raise ConfigError(f"partition {name!r} has no {unknown[0]!r}; it has {', '.join(known)}")
+    if lacking := [setting for setting in known if known[setting] and setting not in settings]:
+        raise ConfigError(f"partition {name!r} needs {' and '.join(lacking)}")
+    return kind(**settings)
 
 
 def _need_one_label_each(labels: npt.NDArray[np.generic], who: str) -> None:

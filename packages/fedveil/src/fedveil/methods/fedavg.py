@@ -9,7 +9,7 @@ server   w <- w + server step of  sum_i weight_i * update_i / sum_i weight_i  ov
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Required, TypedDict, Unpack
+from typing import Unpack
 
 from fedveil.core.errors import ConfigError
 from fedveil.methods.parts import from_recipe as parts
@@ -20,22 +20,6 @@ from fedveil.training.client.local_training import LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
 from fedveil.training.server.optimizers import Optimizer, Sgd
 from fedveil.training.server.smoothing import Smoothing
-
-
-class Averaging(TypedDict, total=False):
-    """Arguments of `fedavg` that other methods hand on to it, or to `dp_fedavg`."""
-
-    rounds: Required[int]
-    cohort: Required[CohortRule]
-    by_examples: bool
-    weight_cap: int | None
-    optimizer: Optimizer | None
-
-
-class SmoothedAveraging(Averaging, total=False):
-    """The same with what the server does to the average first."""
-
-    smoothing: Smoothing | None
 
 
 def fedavg(
@@ -66,13 +50,13 @@ def fedavg(
     )
 
 
-def fedsgd(*, local: LocalTraining, **others: Unpack[SmoothedAveraging]) -> Method:
+def fedsgd(*, local: LocalTraining, **others: Unpack[parts.Averaging]) -> Method:
     """FedSGD: FedAvg with a single step on all of a client's examples. Arguments as of `fedavg`."""
     one = replace(local, steps=1, epochs=None, batch_size=None)
     return replace(fedavg(local=one, **others), name="fedsgd")
 
 
-def fedprox(*, local: LocalTraining, penalty: float, **others: Unpack[SmoothedAveraging]) -> Method:
+def fedprox(*, local: LocalTraining, penalty: float, **others: Unpack[parts.Averaging]) -> Method:
     """FedProx: FedAvg with the gradient of penalty / 2 |w - w0|^2 added at every local step, where
     w0 are the shared weights. Other arguments as of `fedavg`; nobody is protected."""
     if not penalty > 0:
@@ -83,12 +67,12 @@ def fedprox(*, local: LocalTraining, penalty: float, **others: Unpack[SmoothedAv
 
 @method("fedavg", what="averages what clients learned", source="McMahan et al. 2017")
 def fedavg_recipe(recipe: Recipe) -> Method:
-    return fedavg(**parts.common(recipe), **parts.weights(recipe))
+    return fedavg(**parts.averaging(recipe))
 
 
 @method("fedsgd", what="averages one gradient of each client", source="McMahan et al. 2017")
 def fedsgd_recipe(recipe: Recipe) -> Method:
-    return fedsgd(**parts.common(recipe), **parts.weights(recipe))
+    return fedsgd(**parts.averaging(recipe))
 
 
 @method(
@@ -99,5 +83,4 @@ def fedsgd_recipe(recipe: Recipe) -> Method:
 )
 def fedprox_recipe(recipe: Recipe) -> Method:
     penalty = recipe.training.penalty
-    penalty = 0.1 if penalty is None else penalty
-    return fedprox(**parts.common(recipe), **parts.weights(recipe), penalty=penalty)
+    return fedprox(**parts.averaging(recipe), penalty=0.1 if penalty is None else penalty)

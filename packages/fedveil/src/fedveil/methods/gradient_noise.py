@@ -27,6 +27,7 @@ means of gradients are not the gradients of a convex loss, so proof 3 is for rec
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Required, TypedDict, Unpack
 
 from fedveil.core.arguments import one_of
 from fedveil.core.errors import ConfigError
@@ -42,6 +43,22 @@ from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
 from fedveil.training.server.optimizers import Optimizer, Sgd
 from fedveil.training.server.smoothing import Smoothing
+
+
+class Perturbed(TypedDict, total=False):
+    """Arguments of `gradient_noise` that `dp_sgd` hands on to it."""
+
+    rounds: Required[int]
+    cohort: Required[CohortRule]
+    clip_norm: Required[float]
+    sites_per_person: int | None
+    secure_sum: bool
+    trusted: bool
+    adjacency: Adjacency | None
+    colluders: int
+    honest_shares: int | None
+    optimizer: Optimizer | None
+    smoothing: Smoothing | None
 
 
 def gradient_noise(
@@ -104,20 +121,7 @@ def gradient_noise(
 
 
 def dp_sgd(
-    *,
-    rounds: int,
-    cohort: CohortRule,
-    local: LocalTraining,
-    clip_norm: float,
-    unit: Unit = Unit.RECORD,
-    sites_per_person: int | None = None,
-    secure_sum: bool = True,
-    trusted: bool = False,
-    adjacency: Adjacency | None = None,
-    colluders: int = 0,
-    honest_shares: int | None = None,
-    optimizer: Optimizer | None = None,
-    smoothing: Smoothing | None = None,
+    *, local: LocalTraining, unit: Unit = Unit.RECORD, **others: Unpack[Perturbed]
 ) -> Method:
     """Take one noisy gradient step a round across clients (DP-SGD), to protect records or persons.
 
@@ -130,22 +134,8 @@ def dp_sgd(
             "privacy.unit: method dp-sgd protects records or persons; leave training.method out, "
             "and one that protects the unit is chosen"
         )
-    made = gradient_noise(
-        rounds=rounds,
-        cohort=cohort,
-        local=replace(local, steps=1, epochs=None),
-        clip_norm=clip_norm,
-        unit=unit,
-        sites_per_person=sites_per_person,
-        secure_sum=secure_sum,
-        trusted=trusted,
-        adjacency=adjacency,
-        colluders=colluders,
-        honest_shares=honest_shares,
-        optimizer=optimizer,
-        smoothing=smoothing,
-    )
-    return replace(made, name="dp-sgd")
+    one = replace(local, steps=1, epochs=None)
+    return replace(gradient_noise(local=one, unit=unit, **others), name="dp-sgd")
 
 
 @method(
@@ -161,24 +151,13 @@ def dp_sgd(
     unit=Unit.RECORD,
 )
 def from_recipe(recipe: Recipe) -> Method:
-    privacy = recipe.privacy
-    trust = parts.trust(recipe, Trust.DISTRIBUTED)
-    unit = _unit(recipe)
+    trust, unit = parts.trust(recipe, Trust.DISTRIBUTED), _unit(recipe)
     if trust is Trust.CENTRAL or (unit is Unit.CLIENT and trust is Trust.LOCAL):
         raise ConfigError(
             f"privacy.trust: gradient-noise has no {trust} trust; use distributed (secure sum)"
             + ("" if unit is Unit.CLIENT else " or local (without)")
         )
-    return gradient_noise(
-        **parts.common(recipe),
-        clip_norm=parts.clip_norm(recipe),
-        unit=unit,
-        sites_per_person=privacy.sites_per_person,
-        secure_sum=trust is Trust.DISTRIBUTED,
-        adjacency=parts.adjacency(recipe),
-        colluders=privacy.colluders,
-        honest_shares=privacy.honest_shares,
-    )
+    return gradient_noise(local=parts.local(recipe), unit=unit, **_arguments(recipe, trust))
 
 
 @method(
@@ -194,21 +173,27 @@ def from_recipe(recipe: Recipe) -> Method:
     secret_batches=True,
 )
 def dp_sgd_recipe(recipe: Recipe) -> Method:
-    privacy = recipe.privacy
-    trust = parts.trust(recipe, Trust.DISTRIBUTED)
-    return dp_sgd(
-        **parts.common(recipe),
-        clip_norm=parts.clip_norm(recipe),
-        unit=_unit(recipe),
-        sites_per_person=privacy.sites_per_person,
-        secure_sum=trust is Trust.DISTRIBUTED,
-        trusted=trust is Trust.CENTRAL,
-        adjacency=parts.adjacency(recipe),
-        colluders=privacy.colluders,
-        honest_shares=privacy.honest_shares,
-    )
+    arguments = _arguments(recipe, parts.trust(recipe, Trust.DISTRIBUTED))
+    return dp_sgd(local=parts.local(recipe), unit=_unit(recipe), **arguments)
 
 
 def _unit(recipe: Recipe) -> Unit:
     unit = recipe.privacy.unit
     return Unit.RECORD if unit is None else parts.choice(Unit, "privacy.unit", unit)
+
+
+def _arguments(recipe: Recipe, trust: Trust) -> Perturbed:
+    privacy, common = recipe.privacy, parts.common(recipe)
+    return {
+        "rounds": common["rounds"],
+        "cohort": common["cohort"],
+        "optimizer": common["optimizer"],
+        "smoothing": common["smoothing"],
+        "clip_norm": parts.clip_norm(recipe),
+        "sites_per_person": privacy.sites_per_person,
+        "secure_sum": trust is Trust.DISTRIBUTED,
+        "trusted": trust is Trust.CENTRAL,
+        "adjacency": parts.adjacency(recipe),
+        "colluders": privacy.colluders,
+        "honest_shares": privacy.honest_shares,
+    }

@@ -18,11 +18,8 @@ from typing import Unpack
 
 from fedveil.core.errors import ConfigError
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fedavg import Averaging
 from fedveil.methods.parts import from_recipe as parts
-from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.recipes.sections import Recipe
 from fedveil.methods.registry import LUS, UPDATES, method
 from fedveil.privacy.clipping import Clip
@@ -30,50 +27,22 @@ from fedveil.training.client.local_training import LocalTraining
 from fedveil.training.server.smoothing import Smoothing
 
 
-def dp_fed(
-    *,
-    local: LocalTraining,
-    clip: Clip,
-    smoothing: Smoothing | None = None,
-    placement: NoisePlacement | None = None,
-    sparsity: float = 0.0,
-    tracking: AdaptiveClipping | None = None,
-    **others: Unpack[Averaging],
-) -> Method:
+def dp_fed(*, local: LocalTraining, clip: Clip, **others: Unpack[parts.Clipped]) -> Method:
     """DP-Fed of Liang et al. (`clip.norm` is their G): DP-FedAvg, with arguments as of `dp_fedavg`.
     With a smoothing it is `laplacian_smoothing`."""
-    if clip.order != 2 or tracking is not None:
+    if clip.order != 2 or others.get("tracking") is not None:
         raise ConfigError("training.method: dp-fed projects to a Euclidean ball of fixed radius")
-    made = dp_fedavg(
-        local=replace(local, projection_radius=clip.norm),
-        clip=clip,
-        placement=placement,
-        sparsity=sparsity,
-        smoothing=smoothing,
-        **others,
-    )
-    return replace(made, name="dp-fed" if smoothing is None else "laplacian-smoothing")
+    made = dp_fedavg(local=replace(local, projection_radius=clip.norm), clip=clip, **others)
+    return replace(made, name="dp-fed" if made.smoothing is None else "laplacian-smoothing")
 
 
 def laplacian_smoothing(
-    *,
-    local: LocalTraining,
-    clip: Clip,
-    smoothing: Smoothing | None = None,
-    placement: NoisePlacement | None = None,
-    sparsity: float = 0.0,
-    **others: Unpack[Averaging],
+    *, local: LocalTraining, clip: Clip, **others: Unpack[parts.Clipped]
 ) -> Method:
     """DP-Fed-LS of Liang et al.: DP-FedAvg whose noisy average is smoothed, at no cost in privacy.
     The strength of `smoothing` (1 if left out) is their sigma; the rest is as for `dp_fedavg`."""
-    return dp_fed(
-        local=local,
-        clip=clip,
-        smoothing=smoothing or Smoothing(1.0),
-        placement=placement,
-        sparsity=sparsity,
-        **others,
-    )
+    others["smoothing"] = others.get("smoothing") or Smoothing(1.0)
+    return dp_fed(local=local, clip=clip, **others)
 
 
 @method(
@@ -87,13 +56,7 @@ def laplacian_smoothing(
 def dp_fed_recipe(recipe: Recipe) -> Method:
     if recipe.server.smoothing:
         raise ConfigError("server.smoothing: dp-fed goes without; use method laplacian-smoothing")
-    return dp_fed(
-        **parts.common(recipe),
-        **parts.weights(recipe),
-        clip=parts.clip(recipe),
-        placement=parts.placement(recipe),
-        sparsity=recipe.training.sparsity or 0.0,
-    )
+    return dp_fed(**parts.clipped(recipe))
 
 
 @method(
@@ -107,10 +70,4 @@ def dp_fed_recipe(recipe: Recipe) -> Method:
 )
 def from_recipe(recipe: Recipe) -> Method:
     server = replace(recipe.server, smoothing=recipe.server.smoothing or 1.0)
-    return laplacian_smoothing(
-        **parts.common(replace(recipe, server=server)),
-        **parts.weights(recipe),
-        clip=parts.clip(recipe),
-        placement=parts.placement(recipe),
-        sparsity=recipe.training.sparsity or 0.0,
-    )
+    return laplacian_smoothing(**parts.clipped(replace(recipe, server=server)))

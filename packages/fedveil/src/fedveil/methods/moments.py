@@ -34,7 +34,7 @@ enlarged by that, which is less than 1e-4 of it.)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -51,26 +51,16 @@ from fedveil.data.encoder import OneHot
 from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.method import CohortRule, Method, Scheme
-from fedveil.methods.parts.noise_placement import (
-    Bounded,
-    Drawn,
-    Noise,
-    NoisePlacement,
-    RoundNoise,
-    default_adjacency,
-    noisy_sum,
-    with_shares,
-)
+from fedveil.methods.parts.noise_placement import Bounded, default_adjacency
+from fedveil.methods.parts.sent_once import SentOnceNoise
 from fedveil.methods.recipes.sections import Recipe
 from fedveil.methods.registry import CHANGE, COLLUSION, Key, method
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.contract import Mechanism
-from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyMoments
+from fedveil.privacy.mechanisms import NoisyMoments
 from fedveil.privacy.noise.grid import snap_rows
-from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers
 from fedveil.privacy.releases import PrivacyModel
 from fedveil.training.client.local_training import LearningRate, LocalTraining
-from fedveil.training.client.update_pipeline import UpdatePipeline
 from fedveil.training.engines.affine import Affine, affine_stack
 from fedveil.training.models.flat import layout_of
 from fedveil.training.server.averaging import Average
@@ -335,26 +325,24 @@ def _risk(
 
 
 @dataclass(frozen=True)
-class MomentNoise(NoisePlacement):
+class MomentNoise(SentOnceNoise):
     """Gaussian noise of std z L on the sum of moments, by a trusted aggregator or in shares.
 
     `row_norm`, `target_bound` and `ridge` are as in `moments`.
     """
 
     unit: Unit = Unit.RECORD
-    trust: Trust = Trust.DISTRIBUTED
-    adjacency: Adjacency | None = None
-    colluders: int = 0
-    honest_shares: int | None = None
     row_norm: float | None = None
     target_bound: float | None = None
     ridge: float = _RIDGE
 
     bounded = Bounded.STATISTIC
+    length = _LENGTH
+    step = _GRID**2
 
     def __post_init__(self) -> None:
-        check_fields(self, unit=one_of(Unit), trust=one_of(Trust), ridge=positive)
-        check_fields(self, adjacency=optional(one_of(Adjacency)))
+        super().__post_init__()
+        check_fields(self, unit=one_of(Unit), ridge=positive)
         check_fields(self, row_norm=optional(positive), target_bound=optional(positive))
         if self.unit is Unit.RECORD and self.adjacency not in (None, Adjacency.REPLACE):
             raise PrivacyRefusal(
@@ -362,14 +350,6 @@ class MomentNoise(NoisePlacement):
                 "is public there",
                 "use privacy.adjacency replace, or leave it out",
             )
-
-    @property
-    def drawn(self) -> Drawn:
-        return {
-            Trust.CENTRAL: Drawn.BY_SERVER,
-            Trust.DISTRIBUTED: Drawn.IN_SHARES,
-            Trust.LOCAL: Drawn.BY_EACH,  # there is one
-        }[self.trust]
 
     def statistic(self, federation: Federation, module: nn.Module) -> SecondMoments:
         layer = _layer(federation, module)
@@ -397,7 +377,7 @@ class MomentNoise(NoisePlacement):
         facts = self.facts
         encoder = facts.federation.encoder
         return Ridge(
-            self._moments,
+            self.statistic(facts.federation, facts.module),
             _layer(facts.federation, facts.module),
             () if encoder is None else encoder.one_hot,
             self._whole_std / facts.sampling.expected_cohort,
@@ -425,56 +405,16 @@ class MomentNoise(NoisePlacement):
             adjacency = default_adjacency(self.facts, self.adjacency)
         return PrivacyModel(self.unit, adjacency, self.trust, colluders=self.colluders)
 
-    def mechanism(self) -> Mechanism:
-        if self.trust is not Trust.DISTRIBUTED or not self.facts.exact:
-            return NoisyMoments(self.facts.noise_multiplier * _LENGTH / _steps(_LENGTH))
+    def undivided(self) -> Mechanism:
+        return NoisyMoments(self.facts.noise_multiplier * _LENGTH / _steps(_LENGTH))
+
+    def accounted_length(self) -> float:
+        # Under replace the step doubles it: sqrt(2) L is how far two vectors are apart.
         replaced = self.privacy_model().adjacency is Adjacency.REPLACE
-        return DiscreteGaussianSum(
-            # Under replace the step doubles it: sqrt(2) L is how far two vectors are apart.
-            clip_norm=_steps(_LENGTH / math.sqrt(2) if replaced else _LENGTH),
-            granularity=self._moments.granularity,
-            share_std=self._std,
-            shares=self.facts.cohort_size,
-            dimension=self._moments.width,
-            rounding_beta=None,
-        )
+        return _steps(_LENGTH / math.sqrt(2) if replaced else _LENGTH)
 
-    def pipeline(self, clip: Clip | None = None, round_number: int = 0) -> UpdatePipeline:
-        shape = self.facts.pipeline
-        if not self.facts.exact:
-            return shape
-        # Nothing is cut: no unit's vector is longer.
-        return replace(shape, clip=Clip(_LENGTH), granularity=self._moments.granularity)
-
-    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
-        if self.trust is Trust.DISTRIBUTED:
-            return with_shares(at, total, self._std)
-        return noisy_sum(Noise.GAUSSIAN, total, self._std, at.grid, at.stream())
-
-    def noise_steps(self, at: RoundNoise) -> float | None:
-        return None if at.grid is None else self._std / at.grid
-
-    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
-        if at.grid is None or self.trust is not Trust.DISTRIBUTED:
-            return None
-        # 64 bits hold the moments of 10^10 records, whatever the noise: no data decide on a word.
-        return NoisyIntegers(ModularGrid(at.grid, 64), self._std)
-
-    @property
-    def _moments(self) -> SecondMoments:
-        return self.statistic(self.facts.federation, self.facts.module)
-
-    @property
-    def _whole_std(self) -> float:
-        """The noise on the sum."""
-        return self.facts.noise_multiplier * _LENGTH
-
-    @property
-    def _std(self) -> float:
-        """The noise that is drawn at once: all of it, or one share."""
-        if self.trust is not Trust.DISTRIBUTED:
-            return self._whole_std
-        return self._whole_std / math.sqrt(self.facts.cohort_size)
+    def bits(self) -> int:
+        return 64  # hold the moments of 10^10 records, whatever the noise: no data decide on them
 
 
 def _layer(federation: Federation, module: nn.Module) -> Affine:
@@ -523,7 +463,14 @@ def moments(
     """
     usual = Trust.DISTRIBUTED if unit is Unit.RECORD else Trust.CENTRAL
     placement = MomentNoise(
-        unit, trust or usual, adjacency, colluders, honest_shares, row_norm, target_bound, ridge
+        trust or usual,
+        adjacency,
+        colluders,
+        honest_shares,
+        unit=unit,
+        row_norm=row_norm,
+        target_bound=target_bound,
+        ridge=ridge,
     )
     return Method(
         name="moments",

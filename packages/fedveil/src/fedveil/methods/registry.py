@@ -65,7 +65,24 @@ class Key:
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method by name: what it is, whose data it protects, from whom, and what it understands."""
+    """A method by name: what it is, whose data it protects, from whom, and what it understands.
+
+    Attributes:
+        name: What recipes call it.
+        build: Makes the method from a recipe; its module's docstring is the method's page.
+        what: What it does, in a line.
+        source: Who wrote it.
+        protects: Whose data it protects.
+        towards: From whom.
+        aliases: Other names.
+        keys: The optional recipe keys that it understands, of `OPTIONAL`.
+        own: Its own keys, which `build` finds in `recipe.method`.
+        trust: Whom it trusts if the recipe says nothing.
+        sampling: How cohorts are then chosen; None is what suits the trust.
+        unit: Whose data are protected, if the recipe says nothing or the method has no choice.
+        secret_batches: Secret batches lower epsilon whatever the other settings are, so they are
+            the default where a batch is smaller than the data.
+    """
 
     name: str
     build: Builder
@@ -93,15 +110,13 @@ class MethodEntry:
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The method's own keys with their values, defaults filled in; unknown ones are refused."""
         known = {key.name: key for key in self.own}
-        for name in given:
-            if name not in known:
-                there = f"it has {', '.join(known)}" if known else "it has none of its own"
-                raise ConfigError(f"method.{name}: unknown key of method {self.name}; {there}")
-        set_keys = {name for name, value in given.items() if value is not None}
+        for name in given.keys() - known.keys():
+            there = f"it has {', '.join(known)}" if known else "it has none of its own"
+            raise ConfigError(f"method.{name}: unknown key of method {self.name}; {there}")
         return {
-            name: typed(key.kind, given[name], f"method.{name}")
-            if name in set_keys
-            else key.default
+            name: key.default
+            if given.get(name) is None
+            else typed(key.kind, given[name], f"method.{name}")
             for name, key in known.items()
         }
 
@@ -109,43 +124,26 @@ class MethodEntry:
 METHODS: Registry[MethodEntry] = Registry("method", "fedveil.methods", "fedveil.methods")
 
 
-def method(
-    name: str,
-    *,
-    what: str,
-    source: str = "",
-    protects: str = MethodEntry.protects,
-    towards: str = MethodEntry.towards,
-    aliases: tuple[str, ...] = (),
-    keys: tuple[str, ...] = (),
-    own: tuple[Key, ...] = (),
-    trust: Trust = Trust.CENTRAL,
-    sampling: str | None = None,
-    unit: Unit = Unit.CLIENT,
-    secret_batches: bool = False,
-) -> Callable[[Builder], Builder]:
+def method(name: str, **said: Any) -> Callable[[Builder], Builder]:
     """Register a function that makes a Method from a recipe (one with its defaults filled in).
 
-    `what` and `source` say in a line what it does and who wrote it; `protects` and `towards` whose
-    data it protects and from whom (leave them out if it adds no noise). `keys` are the optional
-    recipe keys that it understands, of `OPTIONAL`; `own` its own, which the function finds in
-    `recipe.method`. `trust` is what it assumes if the recipe says nothing, and `sampling` how
-    cohorts are then chosen (by default what suits the trust). `unit` is whose data are protected,
-    if the recipe says nothing or the method has no choice. `secret_batches`: secret batches lower
-    epsilon whatever the other settings are, so they are the default where a batch is smaller than
-    the data.
+    Args:
+        name: What recipes call it.
+        said: What the method says of itself: attributes of `MethodEntry`, of which `what` is
+            needed. Leave out `protects` and `towards` if it adds no noise.
+
+    Raises:
+        ConfigError: `keys` holds what is no optional recipe key.
     """
-    if unknown := set(keys) - OPTIONAL:
+    if unknown := set(said.get("keys", ())) - OPTIONAL:
         raise ConfigError(
             f"method {name!r}: {', '.join(sorted(unknown))}: no optional recipe keys; there are "
             f"{', '.join(sorted(OPTIONAL))}"
         )
 
     def register(build: Builder) -> Builder:
-        words = what, source, protects, towards, aliases
-        usual = trust, sampling, unit, secret_batches
-        entry = MethodEntry(name, build, *words, keys, own, *usual)
-        METHODS.add(name, entry, f"{build.__module__}:{build.__qualname__}", aliases)
+        entry = MethodEntry(name, build, **said)
+        METHODS.add(name, entry, f"{build.__module__}:{build.__qualname__}", entry.aliases)
         return build
 
     return register
@@ -221,23 +219,26 @@ def _check_keys(recipe: Recipe, entry: MethodEntry) -> None:
 
 
 def _check_order(recipe: Recipe, entry: MethodEntry) -> None:
-    """Orders of things that would leave values without a proof."""
-    upload, place = recipe.training.upload, recipe.server.smoothing_place
-    if upload not in ("dense", "sparse"):
-        raise ConfigError(f"training.upload: unknown {upload!r}; there are dense, sparse")
-    if upload == "sparse" and entry.private:
-        raise PrivacyRefusal(
-            "a sparse upload shows which coordinates were kept, and noise on those alone does not "
-            "cover the choice, which depends on the data",
-            "leave training.upload dense: noise on every coordinate, no mask is sent",
-        )
-    if place not in ("after-noise", "before-noise"):
-        raise ConfigError(
-            f"server.smoothing_place: unknown {place!r}; there are after-noise, before-noise"
-        )
-    if place == "before-noise" and entry.private:
-        raise PrivacyRefusal(
-            "smoothing before the noise would be part of the private computation, and the noise "
-            "would no longer cover the whole vector independently",
-            "leave server.smoothing_place after-noise: it costs nothing there",
-        )
+    """Refuse orders of things that would leave values without a proof."""
+    for key, value, fine, unproved, *why in (
+        ("training.upload", recipe.training.upload, *_UPLOADS),
+        ("server.smoothing_place", recipe.server.smoothing_place, *_PLACES),
+    ):
+        if value not in (fine, unproved):
+            raise ConfigError(f"{key}: unknown {value!r}; there are {fine}, {unproved}")
+        if value == unproved and entry.private:
+            raise PrivacyRefusal(*why)
+
+
+_UPLOADS = (
+    *("dense", "sparse"),
+    "a sparse upload shows which coordinates were kept, and noise on those alone does not cover "
+    "the choice, which depends on the data",
+    "leave training.upload dense: noise on every coordinate, no mask is sent",
+)
+_PLACES = (
+    *("after-noise", "before-noise"),
+    "smoothing before the noise would be part of the private computation, and the noise would no "
+    "longer cover the whole vector independently",
+    "leave server.smoothing_place after-noise: it costs nothing there",
+)

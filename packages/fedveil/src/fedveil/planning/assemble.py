@@ -11,15 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.bins import bins_for
-from fedveil.data.collected import from_images, pictures_of
 from fedveil.data.dp_schema import MISSED, MOST_RELEASES, SHARE, Bought, Offer
 from fedveil.data.federation import Federation
-from fedveil.data.folder import shared_file
+from fedveil.data.folder import shared_file, title
+from fedveil.data.media import from_images, from_texts, is_text, media_of
 from fedveil.data.partition import named
 from fedveil.data.public_facts import PublicFacts
 from fedveil.data.sources import SOURCES, load, same_data
@@ -87,25 +88,34 @@ def federation_of(data: DataSection, offer: Offer | None = None, rows: Any = Non
         "seed": data.seed,
     }
     path = Path(data.file)
-    if path.is_dir() and pictures_of(path):
-        return from_images(path, size=data.image_size, classes=data.classes, **dealt)
+    if path.is_dir() and (files := media_of(path, deep=data.file_labels is not None)):
+        known: dict[str, Any] = {"classes": data.classes, "labels": data.file_labels}
+        if is_text(files[0]):
+            return from_texts(path, text_encoder=data.text_encoder, **known, **dealt)
+        return from_images(path, size=data.image_size, **known, **dealt)
     if data.client_column is None and data.partition is None:
         raise ConfigError(
             f"--client-column: say which column of {data.file} names the client; if each has a "
             "file, name their folder"
         )
     if data.label is None:
-        raise ConfigError(f"--label: say which column of {data.file} is to be predicted")
+        raise ConfigError(f"--label: say which column of {title(path)} is to be predicted")
     if data.statistics == "bought" and offer is None and not (data.columns or data.schema):
         raise ConfigError(
             "data.statistics: they are bought by fedveil run --data without a recipe; here, give "
             "data.schema or leave the key out"
         )
-    return from_table(
+    if offer is not None and data.epsilon_column and not (data.columns or data.schema):
+        raise ConfigError(
+            "data.schema: give one beside privacy.epsilon_column. Statistics that are bought cost "
+            "everybody in full, also those who bring less than they cost."
+        )
+    federation = from_table(
         data.file if rows is None else rows,
         client_column=data.client_column,
         person_column=data.person_column,
         records_per_person=data.records_per_person,
+        epsilon_column=data.epsilon_column if rows is None else None,
         label=data.label,
         label_separator=data.label_separator,
         schema={"columns": data.columns} if data.columns else data.schema,
@@ -119,6 +129,11 @@ def federation_of(data: DataSection, offer: Offer | None = None, rows: Any = Non
         task=data.task,
         **dealt,
     )
+    if rows is not None and data.epsilon_column is not None:  # made-up people bring none
+        persons = federation.train.persons
+        count = federation.clients if persons is None else int(persons.max()) + 1
+        federation = replace(federation, own_epsilons=np.full(count, np.inf))
+    return federation
 
 
 _FEW_CLIENTS = 2000  # fewer learn more from local steps than from noisy moments
@@ -247,6 +262,11 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     features = features_of(chosen)
     if features is not None:
         federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
+    if recipe.privacy.epsilon_column is not None and federation.own_epsilons is None:
+        raise ConfigError(
+            "privacy.epsilon_column: these data bring no epsilons. It names a column of a table "
+            "(data.file)."
+        )
     model = model_of(chosen, federation)
     complete = with_batch(recipe, federation)
     refuse_unread(complete)

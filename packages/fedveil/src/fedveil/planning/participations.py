@@ -41,7 +41,7 @@ def participations(plan: Plan) -> Participations:
         )
     counts = np.zeros(plan.federation.clients, dtype=np.int64)
     for number in range(plan.method.rounds):
-        counts[plan.sampling.draw(number, None, plan.federation.clients)] += 1  # type: ignore[arg-type]
+        counts[plan.sampling.draw(number, None, plan.federation.clients)] += 1
     uses = plan.noise.record_uses()
     if uses is None:
         uses = np.zeros_like(counts)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -23,19 +22,26 @@ from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Arithmetic, Entropy, Trust, Unit
+from fedveil.data.columns import Array
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.isolation import check_isolation, check_loss
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.methods.parts.preflight import check_every_round
 from fedveil.planning import limits
-from fedveil.planning.resolve import (
+from fedveil.planning.own_budgets import (
+    Rates,
     check_scalable,
+    own_epsilons,
+    own_rates,
+    own_scales,
+    rates_of,
+)
+from fedveil.planning.resolve import (
     check_sums,
     chosen_sums,
     distillation,
     noise_of,
-    own_scales,
     pipeline_of,
     sampling_of,
     usual_noise,
@@ -46,7 +52,6 @@ from fedveil.privacy.accounting import (
     account,
     default_delta,
 )
-from fedveil.privacy.budgets import scaled_guarantee
 from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
@@ -129,6 +134,8 @@ class Plan(Displayed):
         trusted_parts: Classes of others, "package.module:Class", that the guarantee may rest on.
         scales: The share of the clip that each client keeps to by a budget of its own,
             `[clients]`; None: all keep to the whole clip.
+        rates: Epsilons that persons bring, rising, each with the bias of the coins that keeps to
+            it.
     """
 
     method: Method
@@ -145,6 +152,7 @@ class Plan(Displayed):
     trusted_parts: tuple[str, ...] = ()
     tried: tuple[object, ...] = field(default=(), repr=False, compare=False)  # parts and choices
     scales: tuple[float, ...] | None = field(default=None, repr=False)
+    rates: Rates = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -180,6 +188,9 @@ class Plan(Displayed):
             fit = all(0 < number_of("scales", one) <= 1 for one in self.scales)
             if len(self.scales) != self.federation.clients or not fit:
                 raise ConfigError("scales: need a number above 0 and at most 1 for every client")
+        brought = self.federation.own_epsilons
+        if brought is not None and self.scales is None and (brought < math.inf).any():
+            self._own_rates()  # for all who ask for less, or it is not the plan for these data
         check_sums(noise, promised=self.seed is None)
         choices = (self.noise_multiplier, self.arithmetic, self.secure_sums)
         if not known or self.tried[len(parts) :] != choices:
@@ -292,9 +303,9 @@ class Plan(Displayed):
         if model.unit is Unit.RECORD and self.federation.train.persons is not None:
             said = _of_persons(self.federation, self.person_epsilon)
             model = replace(model, not_covered=(*model.not_covered, said))
-        if self.scales is None or self.delta is None:
+        if self.delta is None or not (self.scales or self.rates):
             return model
-        own = _own_budgets(self.noise, self.scales, model, self.delta)
+        own = own_epsilons(self.noise, self.scales, self.rates, model, self.delta)
         return replace(model, declared=(*model.declared, *own))
 
     @cached_property
@@ -314,10 +325,14 @@ class Plan(Displayed):
     def randomness(self) -> Randomness:
         return Randomness(self.seed)
 
-    @property
+    @cached_property
     def local(self) -> LocalTraining:
         """What clients do, with any noise that belongs into their steps."""
-        return self.method.local if self.noise is None else self.noise.local
+        local = self.method.local if self.noise is None else self.noise.local
+        return replace(local, own_rates=self._own_rates()) if self.rates else local
+
+    def _own_rates(self) -> Array:
+        return rates_of(self.federation, self.rates, self.method.local.batch_rate or 0.0)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -392,7 +407,9 @@ def plan(
     certified. `trusted_parts` names classes of others, as "package.module:Class", whose proofs you
     vouch for: a method with other parts that are not fedveil's is not certified. `budgets` are
     epsilons of single clients below the run's, by name (by number where the data name nobody): each
-    of them clips its updates to as much less as its own epsilon needs.
+    of them clips its updates to as much less as its own epsilon needs. Epsilons that clients or
+    persons bring with their data (`Federation.from_arrays(epsilons=...)`) are kept in the same way;
+    persons' secret coins are then rarer.
 
     >>> import fedveil as fv
     >>> digits = fv.load("digits", clients=100)
@@ -439,8 +456,11 @@ def plan(
     choices = multiplier, noise.facts.arithmetic, noise.facts.secure
     check_every_round(method, noise.scaled(multiplier))
     tried = (method, federation, model, *choices)
-    scales = own_scales(noise.scaled(multiplier), budgets or {}, privacy_model, delta)
-    made = Plan(method, federation, model, start, seed, *choices, delta, *said, tried, scales)
+    noise = noise.scaled(multiplier)
+    scales = own_scales(noise, budgets or {}, privacy_model, delta)
+    rates = own_rates(noise, privacy_model, delta)
+    chosen = *choices, delta, *said, tried, scales, rates
+    made = Plan(method, federation, model, start, seed, *chosen)
     if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
         raise RuntimeError("a plan with noise has a guarantee")
     return made
@@ -521,26 +541,6 @@ def _of_persons(federation: Federation, epsilon: float | None) -> str:
         f"All of up to {most} records of a person together at this epsilon: theirs is "
         f"{at_most(epsilon)}, and unit person protects them for less."
     )
-
-
-def _own_budgets(
-    noise: NoisePlacement, scales: Sequence[float], model: PrivacyModel, delta: float
-) -> Iterator[str]:
-    """Yield a sentence for each group of clients with a budget of their own."""
-    for scale, clients in sorted(Counter(scales).items()):
-        if scale < 1:
-            own = scaled_guarantee(
-                noise.releases(noise.facts.rounds),
-                scale,
-                privacy_model=model,
-                delta=delta,
-                in_full=noise.facts.bought,
-            )
-            yield (
-                f"Budgets of their own were set without looking at data: for {clients} of "
-                f"{len(scales)} clients, which clip to {at_most(scale)} of the clip, epsilon is "
-                f"{at_most(own.epsilon)}. Averages lean towards clients with larger budgets."
-            )
 
 
 def _releases(noise: NoisePlacement, rounds: int) -> tuple[Release, ...]:

@@ -27,7 +27,6 @@ from fedveil.methods.recipes.sections import (
 )
 from fedveil.methods.recipes.values import build
 from fedveil.methods.registry import METHODS
-from fedveil.privacy.secure_sums.mode import EARLIER_WORDS
 
 __all__ = [
     "DEFAULT_JOB",
@@ -72,8 +71,11 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(found(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        names = ", ".join(shipped())
-        raise ConfigError(f"recipe {path}: no such file; by name there are {names}") from None
+        from difflib import get_close_matches
+
+        short = [name for name in shipped() if not name.startswith("best/")]
+        names = get_close_matches(str(path), shipped(), n=3) or [*short, "best/..."]
+        raise ConfigError(f"recipe {path}: no such file; by name: {', '.join(names)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
 
@@ -135,6 +137,9 @@ def parse(
         _assign(merged, name, value)
     _choose_by_unit(merged)
     _name_clients(merged)
+    privacy, data = merged.get("privacy"), merged.get("data")
+    if isinstance(privacy, dict) and isinstance(data, dict) and privacy.get("epsilon_column"):
+        merged["data"] = {**data, "epsilon_column": privacy["epsilon_column"]}
     return typing.cast(Recipe, build(Recipe, merged, ""))
 
 
@@ -174,16 +179,13 @@ def _name_clients(table: dict[str, Any]) -> None:
 _SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credit for a sample
 
 
-_SECURE_WORDS = EARLIER_WORDS | {"secure": "ideal"}
-
-
 def with_defaults(recipe: Recipe) -> Recipe:
     """Decide what was left open between alternatives: cohort or rate, steps or epochs, budget."""
     training, privacy, aggregation = recipe.training, recipe.privacy, recipe.aggregation
     method = METHODS.find(training.method, "training.method")
     training = replace(training, method=method.name)
-    said = aggregation.secure
-    aggregation = replace(aggregation, secure=_SECURE_WORDS.get(said or "", said))
+    if aggregation.secure == "secure":
+        aggregation = replace(aggregation, secure="ideal")
     hidden, shares = aggregation.secure in ("masked", "ideal"), method.trust is Trust.DISTRIBUTED
     if method.private and hidden and privacy.trust is None and not shares:
         privacy = replace(privacy, trust="distributed")

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor, nn
 
-from fedveil.core.arguments import number_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Trust
 from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import (
-    Bounded,
     NoiseContext,
     NoisePlacement,
     cohort_size,
 )
 from fedveil.methods.recipes.sections import Voting
-from fedveil.privacy.budgets import largest_scale
-from fedveil.privacy.releases import PrivacyModel
-from fedveil.privacy.sampling import CappedPoisson, FixedSize, Sampling
+from fedveil.privacy.sampling import Sampling
 from fedveil.privacy.secure_sums.aggregation import SecureSums
 from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.training.client.ballot import Ballot
@@ -160,73 +155,6 @@ def check_sums(noise: NoisePlacement, promised: bool = True) -> None:
         raise ConfigError(
             "privacy.arithmetic: masks hide integers, and 'idealised' updates are none; use "
             "exact, or aggregation.secure ideal"
-        )
-
-
-def own_scales(
-    noise: NoisePlacement, budgets: Mapping[str, float], model: PrivacyModel, delta: float
-) -> tuple[float, ...] | None:
-    """Return the share of the clip that each client keeps to, so that its own epsilon fits.
-
-    Args:
-        noise: The fitted noise of the run, with all of its rounds.
-        budgets: Epsilons of single clients, by their names in the data, or by their numbers where
-            the data name nobody. They are public, and not computed from records.
-        model: Who is protected from whom.
-        delta: Of everybody's guarantee.
-
-    Returns:
-        Shares in (0, 1], `[clients]`; None without budgets. A client without a budget of its own,
-        or with one above the run's, keeps the whole clip.
-
-    Raises:
-        PrivacyRefusal: No proof covers a smaller clip of single clients here.
-        ConfigError: A client is not there, or its budget cannot be met.
-    """
-    if not budgets:
-        return None
-    federation = noise.facts.federation
-    owners = range(federation.clients) if federation.owners is None else federation.owners
-    places = {str(owner): place for place, owner in enumerate(owners)}
-    scales, known = [1.0] * federation.clients, dict[float, float]()
-    for name, epsilon in budgets.items():
-        if str(name) not in places:
-            some = ", ".join(list(places)[:5])
-            raise ConfigError(
-                f"privacy.budgets: no client {name!r}. There are {some}, for example."
-            )
-        own = number_of(f"privacy.budgets.{name}", epsilon)
-        if own not in known:
-            known[own] = own_scale(noise, own, model, delta)
-        scales[places[str(name)]] = known[own]
-    return tuple(scales)
-
-
-def own_scale(noise: NoisePlacement, epsilon: float, model: PrivacyModel, delta: float) -> float:
-    """Return the largest share of the clip with which one client keeps to its own epsilon."""
-    check_scalable(noise)
-    return largest_scale(
-        noise.releases(noise.facts.rounds),
-        epsilon=epsilon,
-        privacy_model=model,
-        delta=delta,
-        in_full=noise.facts.bought,
-    )
-
-
-def check_scalable(noise: NoisePlacement) -> None:
-    """Refuse budgets of single clients where a smaller clip of theirs is not what is bounded."""
-    if noise.bounded is not Bounded.UPDATE or noise.count is not None:
-        raise PrivacyRefusal(
-            "budgets of single clients with this method: they are kept by clipping the client's "
-            "update to less, and here something else is bounded or counted as well",
-            "use one clip on updates (dp-fedavg without privacy.clip_quantile), or one epsilon",
-        )
-    if isinstance(noise.facts.sampling, FixedSize | CappedPoisson):
-        raise PrivacyRefusal(
-            "budgets of single clients with cohorts of limited size: whoever takes a client's free "
-            "place brings a whole clip, so a smaller one of its own does not bound the difference",
-            "use training.sampling poisson, secret-poisson, everyone or turns, or one epsilon",
         )
 
 

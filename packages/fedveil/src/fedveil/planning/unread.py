@@ -21,14 +21,16 @@ SECTIONS = ("training", "privacy", "aggregation", "server", "voting")
 _OF_THE_PLAN = {f"training.{name}" for name in ("method", "class_weights", "batches", "batch_rate")}
 _OF_THE_BUDGET = {f"privacy.{name}" for name in ("epsilon", "delta", "noise_multiplier")}
 _OF_THE_BUDGET |= {
-    f"privacy.{name}" for name in ("arithmetic", "budgets", "tuned_on", "trusted_parts")
+    f"privacy.{name}"
+    for name in ("arithmetic", "budgets", "epsilon_column", "tuned_on", "trusted_parts")
 }
 # Words that exist to be refused with a reason where there is noise; nothing implements them.
 _OF_NOBODY = ("training.upload", "server.smoothing_place")
 # Keys that describe a table or pictures, and mean nothing for a named source.
 _OF_FILES = (
-    *("client_column", "person_column", "records_per_person", "label", "label_separator"),
-    *("schema", "statistics", "classes", "columns", "bought", "image_size", "task", "test_file"),
+    *("client_column", "person_column", "records_per_person", "epsilon_column", "label"),
+    *("label_separator", "file_labels", "image_size"),
+    *("schema", "statistics", "classes", "columns", "bought", "task", "test_file"),
     *("text_columns", "text_encoder"),
 )
 

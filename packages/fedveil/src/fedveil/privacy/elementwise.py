@@ -35,10 +35,3 @@ def tree_sum(context: Terms) -> Terms:
         count -= half
     whole: Terms = context[0]
     return whole
-
-
-def matrix_times(columns: Terms, vectors: Terms) -> Terms:
-    """`out[c, i] = sum over j of columns[j, c, i] * vectors[c, j]`: every client's own matrix, its
-    columns in the first axis, times its own vector."""
-    products: Terms = columns * vectors.T[:, :, None]
-    return tree_sum(products)

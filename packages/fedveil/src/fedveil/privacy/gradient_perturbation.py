@@ -22,6 +22,7 @@ from fedveil.core.arguments import (
     built,
     check_fields,
     count,
+    instance_of,
     not_negative,
     optional,
     positive,
@@ -81,9 +82,6 @@ class NonExpansive:
         rates = tuple(positive("learning_rate", one) for one in self.learning_rates)
         settle(self, loss=Loss(self.loss), learning_rates=rates)
         check_fields(self, input_norm=positive, l2_penalty=not_negative)
-        self._check()
-
-    def _check(self) -> None:
         if self.momentum != 0:
             raise GradientRefused(
                 f"momentum {self.momentum} carries an old difference into later steps",
@@ -124,22 +122,57 @@ class NonExpansive:
         return math.fsum(sorted(rates, reverse=True)[:uses]) / rates[-1]
 
 
+@dataclass(frozen=True)
 class _Gradients(Mechanism):
-    """What both mechanisms on gradients share; the fields are those of `NoisyGradients`."""
+    """The parameters, checks and refusals that both mechanisms on gradients share.
 
-    adjacencies = EVERY_ADJACENCY
-    level = "gradient_std"
+    Attributes:
+        clip_norm: Bound on one example's gradient.
+        batch_size: What a sum of clipped gradients is divided by.
+        gradient_std: Noise on the mean gradient.
+        local_steps: Steps in a round.
+        record_uses: Most times that one record is touched in a round (`record_uses` counts them).
+        shares: Clients in the secure sum, colluders included; None if uploads are seen one by one.
+        certificate: Needed to divide by the shares when there is more than one local step.
+    """
+
     clip_norm: float
     batch_size: int
     gradient_std: float
     local_steps: int
     record_uses: int
-    shares: int | None
-    certificate: NonExpansive | None
+    shares: int | None = None
+    certificate: NonExpansive | None = None
+    adjacencies = EVERY_ADJACENCY
+    level = "gradient_std"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_gradients(self)
+        check_fields(self, clip_norm=positive, batch_size=count)
+        check_fields(self, local_steps=count, record_uses=count, shares=optional(count))
+        if self.record_uses > self.local_steps:
+            raise ConfigError(
+                f"record_uses: need at most local_steps={self.local_steps} (no batch holds a "
+                f"record twice), got {self.record_uses}"
+            )
+        if isinstance(self.certificate, Mapping):
+            settle(self, certificate=built(NonExpansive, self.certificate, "certificate"))
+        certificate = self.certificate
+        if certificate is None:
+            return
+        instance_of(NonExpansive)("certificate", certificate)
+        rates = certificate.learning_rates
+        if len(rates) not in (1, self.local_steps):
+            raise ConfigError(
+                f"learning_rates: need one, or one for each of {self.local_steps} local steps, "
+                f"got {len(rates)}"
+            )
+        if not certificate.clipped and self.clip_norm < certificate.gradient_bound():
+            raise GradientRefused(
+                f"unclipped gradients reach {certificate.gradient_bound():g}, above the bound "
+                f"{self.clip_norm:g} that is accounted",
+                f"account with clip_norm {certificate.gradient_bound():.6g}",
+            )
 
     def noise_shares(self) -> int | None:
         return self.shares
@@ -179,20 +212,8 @@ class _Gradients(Mechanism):
 @mechanism("noisy-gradients")
 @dataclass(frozen=True)
 class NoisyGradients(_Gradients):
-    """Continuous Gaussian noise on every mean gradient of a client.
+    """Continuous Gaussian noise on every mean gradient of a client."""
 
-    record_uses: most times that one record is touched in a round (`record_uses` counts them).
-    shares: clients in the secure sum, colluders included; None if uploads are seen one by one.
-    certificate: needed to divide by the shares when there is more than one local step.
-    """
-
-    clip_norm: float
-    batch_size: int
-    gradient_std: float
-    local_steps: int
-    record_uses: int
-    shares: int | None = None
-    certificate: NonExpansive | None = None
     law = "Gaussian noise on gradients"
     trusts = EVERY_TRUST
 
@@ -233,21 +254,22 @@ class GridGradients(_Gradients):
     taken in floating point, so more than one of them is not certified.
     """
 
-    clip_norm: float
-    batch_size: int
-    gradient_std: float
-    local_steps: int
-    record_uses: int
-    shares: int
-    certificate: NonExpansive
-    granularity: float
-    dimension: int
+    shares: int = 0
+    certificate: NonExpansive = None  # type: ignore[assignment]
+    granularity: float = 0.0
+    dimension: int = 0
     law = "discrete Gaussian noise on gradients in shares"
     trusts = EVERY_TRUST - {Trust.LOCAL}
 
     def __post_init__(self) -> None:
+        if self.certificate is None:
+            raise GradientRefused(
+                "gradients on a grid without a certificate: nothing bounds how far apart two runs "
+                "are when the last noise comes",
+                "give a NonExpansive certificate, or account NoisyGradients under local trust",
+            )
         super().__post_init__()
-        check_fields(self, granularity=positive, dimension=count)
+        check_fields(self, granularity=positive, dimension=count, shares=count)
 
     @property
     def share_std(self) -> float:
@@ -257,9 +279,8 @@ class GridGradients(_Gradients):
     def grid_sensitivity(self, factor: int) -> tuple[float, float]:
         """L2 and L1 distance of two rounded uploads, in grid units."""
         reach = self.certificate.drift(self.record_uses) * self.certificate.learning_rates[-1]
-        apart = factor * reach * self.clip_norm / self.batch_size
         root = math.sqrt(self.dimension)
-        l2 = apart / self.granularity + root
+        l2 = factor * reach * self.clip_norm / (self.batch_size * self.granularity) + root
         return l2, min(root * l2, l2**2)
 
     def step(self, use: Use) -> Step:
@@ -286,39 +307,3 @@ def record_uses(*, local_steps: int, records: int, batch_size: int) -> int:
     # With fewer records than a batch, one short batch is all there is (still divided by its size).
     batches = max(1, records // batch_size)
     return -(-local_steps // batches)
-
-
-def _check_gradients(mechanism: _Gradients) -> None:
-    check_fields(mechanism, clip_norm=positive, batch_size=count)
-    check_fields(mechanism, local_steps=count, record_uses=count, shares=optional(count))
-    if mechanism.record_uses > mechanism.local_steps:
-        raise ConfigError(
-            f"record_uses: need at most local_steps={mechanism.local_steps} (no batch holds a "
-            f"record twice), got {mechanism.record_uses}"
-        )
-    certificate = mechanism.certificate
-    if isinstance(certificate, Mapping):
-        certificate = built(NonExpansive, certificate, "certificate")
-        settle(mechanism, certificate=certificate)
-    if certificate is None:
-        if isinstance(mechanism, GridGradients):
-            raise GradientRefused(
-                "gradients on a grid without a certificate: nothing bounds how far apart two runs "
-                "are when the last noise comes",
-                "give a NonExpansive certificate, or account NoisyGradients under local trust",
-            )
-        return
-    if not isinstance(certificate, NonExpansive):
-        raise ConfigError(f"certificate: need a NonExpansive, got {certificate!r}")
-    rates = certificate.learning_rates
-    if len(rates) not in (1, mechanism.local_steps):
-        raise ConfigError(
-            f"learning_rates: need one, or one for each of {mechanism.local_steps} local steps, "
-            f"got {len(rates)}"
-        )
-    if not certificate.clipped and mechanism.clip_norm < certificate.gradient_bound():
-        raise GradientRefused(
-            f"unclipped gradients reach {certificate.gradient_bound():g}, above the bound "
-            f"{mechanism.clip_norm:g} that is accounted",
-            f"account with clip_norm {certificate.gradient_bound():.6g}",
-        )

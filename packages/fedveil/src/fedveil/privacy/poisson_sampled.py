@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from fedveil.core.arguments import check_fields, count, fraction, settle
 from fedveil.core.errors import ConfigError
@@ -40,7 +40,7 @@ from fedveil.privacy.sampling import Poisson
 if TYPE_CHECKING:
     from fedveil.privacy.releases import PrivacyModel, Release
 
-_SUPPORTED = (Gaussian, DiscreteGaussian, DiscreteGaussianSum)
+_Noise = Gaussian | DiscreteGaussian | DiscreteGaussianSum
 
 
 @mechanism("poisson-sampled")
@@ -84,8 +84,8 @@ class PoissonSampled(Mechanism):
             mechanism_from_dict(one) if isinstance(one, Mapping) else one for one in listed
         )
         kinds = {type(one) for one in parts}
-        if len(kinds) != 1 or not kinds <= set(_SUPPORTED):
-            names = ", ".join(kind.__name__ for kind in _SUPPORTED)
+        if len(kinds) != 1 or not kinds <= set(get_args(_Noise)):
+            names = ", ".join(kind.__name__ for kind in get_args(_Noise))
             raise ConfigError(
                 f"mechanisms: {parts!r} have no proof on one secret sample. "
                 f"Give one or more of the same kind out of {names}."
@@ -99,7 +99,8 @@ class PoissonSampled(Mechanism):
     @property
     def noise_multiplier(self) -> float:
         """Std of the noise on the sum / clip of one unit, for all releases of a sample together."""
-        return joint_noise_multiplier(*(_multiplier(one) for one in self.mechanisms))
+        noises: Any = self.mechanisms
+        return joint_noise_multiplier(*(one.noise_multiplier for one in noises))
 
     def step(self, use: Use) -> Step:
         if self.rate < 1 and use.adjacency is Adjacency.REPLACE:
@@ -110,9 +111,10 @@ class PoissonSampled(Mechanism):
             step = Gaussian(self.noise_multiplier).step(inside)
         elif len(self.mechanisms) == 1:
             step = self.mechanisms[0].step(inside)
-        else:
-            parts = [_sampled(one, inside) for one in self.mechanisms]
-            step = reduce(PoissonDiscreteStep.joined, parts)
+        else:  # at rate one too, as on a sample: only those can be joined
+            below = replace(inside, rate=min(self.rate, math.nextafter(1.0, 0.0)))
+            parts: list[Any] = [one.step(below) for one in self.mechanisms]
+            step = replace(reduce(PoissonDiscreteStep.joined, parts), rate=self.rate)
         return with_count(step, self.local_steps)
 
     def check(self, release: Release, model: PrivacyModel) -> None:
@@ -139,9 +141,6 @@ class PoissonSampled(Mechanism):
                 "others does not cover a unit once the runs have drifted apart",
                 "account the site's own noise under local trust, which also covers a secure sum",
             )
-        self._check_adjacency(model)
-
-    def _check_adjacency(self, model: PrivacyModel) -> None:
         if model.unit is Unit.CLIENT and model.adjacency is not Adjacency.ZERO_OUT:
             raise AdjacencyRefused(
                 f"clients with secret coins under {model.adjacency}: who uploads is public, so a "
@@ -180,24 +179,4 @@ class PoissonSampled(Mechanism):
         return f"secret samples at rate {at_most(self.rate, 6)}{steps}, {noise}"
 
     def to_dict(self) -> dict[str, Any]:
-        parts = [one.to_dict() for one in self.mechanisms]
-        return {
-            "kind": self.kind,
-            "rate": self.rate,
-            "mechanisms": parts,
-            "local_steps": self.local_steps,
-        }
-
-
-def _multiplier(one: Mechanism) -> float:
-    value: float = one.noise_multiplier  # type: ignore[attr-defined]
-    return value
-
-
-def _sampled(one: Mechanism, use: Use) -> PoissonDiscreteStep:
-    """Return the step of one of several discrete releases that share a sample, at any rate."""
-    below = replace(use, rate=min(use.rate, math.nextafter(1.0, 0.0)))
-    step = one.step(below)
-    if not isinstance(step, PoissonDiscreteStep):
-        raise TypeError(f"{one.kind}: no discrete step")
-    return replace(step, rate=use.rate)
+        return {**super().to_dict(), "mechanisms": [one.to_dict() for one in self.mechanisms]}

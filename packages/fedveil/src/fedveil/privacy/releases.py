@@ -57,13 +57,11 @@ class Release:
         return self.sampling.max_participations(self.rounds) if self.rounds else 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        parts = {
             "mechanism": self.mechanism.to_dict(),
             "sampling": sampling_to_dict(self.sampling),
-            "rounds": self.rounds,
-            "uses": self.uses,
-            "participations": self.participations,
         }
+        return {**vars(self), **parts}
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Release:
@@ -122,12 +120,10 @@ class PrivacyModel:
         check_fields(self, **dict.fromkeys(_LISTS, sentences))
 
     def to_dict(self) -> dict[str, Any]:
-        document: dict[str, Any] = {name: str(getattr(self, name)) for name in _ENUMS}
-        for name in ("population", "colluders", "honest_shares"):
-            document[name] = getattr(self, name)
-        if self.contributions is not None:
-            document["contributions"] = self.contributions
-        return document | {name: list(getattr(self, name)) for name in _LISTS}
+        document = {name: list(x) if name in _LISTS else x for name, x in vars(self).items()}
+        if self.contributions is None:
+            del document["contributions"]
+        return document
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> PrivacyModel:

@@ -22,14 +22,59 @@ import numpy.typing as npt
 
 from fedveil.core.arguments import check_fields, count, described, fraction, natural, optional
 from fedveil.core.errors import ConfigError
-from fedveil.core.randomness import Randomness, Stream, Words
+from fedveil.core.randomness import Randomness, Stream, Words, system_stream
 from fedveil.core.registry import Registry
 
 Ids = npt.NDArray[np.int64]
 
 
 class _Sampler:
+    """What the samplers share.
+
+    Attributes:
+        clients: How many there are; None: not known, which is enough to account.
+        amplifies: Whether a cohort is a secret random sample.
+        fewer: Whether clients may be missing: a draw is then among those present.
+        separation: Rounds from one turn of a client to its next, at least.
+        coin_rate: Probability with which a client that takes part adds an update.
+    """
+
+    clients: int | None
     amplifies: ClassVar[bool] = False
+    fewer: ClassVar[bool] = False
+
+    def draw(
+        self, round_number: int, stream: Stream | None = None, present: int | None = None
+    ) -> Ids:
+        """Return a round's cohort.
+
+        Args:
+            round_number: The round, from 0.
+            stream: Randomness; None: the operating system's.
+            present: How many clients are there; None: all that were declared.
+
+        Returns:
+            Sorted ids of clients. There may be none, and then noise alone is released.
+        """
+        clients = self._known
+        present = clients if present is None else present
+        # A missing client would change the chances of the others, or their turns.
+        if present > clients or (present < clients and not self.fewer):
+            most = "at most" if self.fewer else "exactly"
+            raise ConfigError(
+                f"clients: this sampling is among {most} {clients} clients, got {present}"
+            )
+        return self._draw(round_number, system_stream() if stream is None else stream, present)
+
+    def _draw(self, round_number: int, stream: Stream, clients: int) -> Ids:
+        return np.arange(clients, dtype=np.int64)
+
+    @property
+    def _known(self) -> int:
+        """The number of clients, where it is needed."""
+        if self.clients is None:
+            raise ConfigError(f"clients: {type(self).__name__} needs their number here, got none")
+        return self.clients
 
     def max_participations(self, rounds: int) -> int:
         """Rounds in which one client may take part: in the worst case it is drawn every time."""
@@ -37,12 +82,10 @@ class _Sampler:
 
     @property
     def separation(self) -> int:
-        """Rounds from one turn of a client to its next, at least."""
         return 1
 
     @property
     def coin_rate(self) -> float:
-        """Probability with which a client that takes part adds an update."""
         return 1.0
 
     def coin(self, randomness: Randomness, round_number: int, client: int) -> bool:
@@ -81,20 +124,19 @@ class Poisson(_Sampler):
     rate: float
     clients: int | None = None
     amplifies = True
+    fewer = True
 
     def __post_init__(self) -> None:
         check_fields(self, rate=fraction, clients=optional(count))
 
-    def draw(self, round_number: int, stream: Stream, present: int | None = None) -> Ids:
-        """Sorted ids of this round's cohort; it may be empty, and then noise alone is released."""
-        clients = _present(_needed(self.clients, "Poisson"), present)
+    def _draw(self, round_number: int, stream: Stream, clients: int) -> Ids:
         if self.rate == 1:
             return np.arange(clients, dtype=np.int64)
         return np.flatnonzero(stream.coins(clients, self.rate))
 
     @property
     def expected_cohort(self) -> float:
-        return self.rate * _needed(self.clients, "Poisson")
+        return self.rate * self._known
 
 
 @dataclass(frozen=True)
@@ -103,10 +145,8 @@ class FixedSize(_OfCohorts):
 
     amplifies = True
 
-    def draw(self, round_number: int, stream: Stream, present: int | None = None) -> Ids:
-        """Sorted ids of this round's cohort."""
-        _all_present(self.clients, present)
-        return random_subset(self.clients, self.cohort, stream)
+    def _draw(self, round_number: int, stream: Stream, clients: int) -> Ids:
+        return random_subset(clients, self.cohort, stream)
 
 
 @dataclass(frozen=True)
@@ -123,13 +163,9 @@ class CappedPoisson(_Sampler):
         if self.cap > self.clients:
             raise ConfigError(f"cap: need at most clients={self.clients}, got {self.cap}")
 
-    def draw(self, round_number: int, stream: Stream, present: int | None = None) -> Ids:
-        """Sorted ids of this round's cohort."""
-        _all_present(self.clients, present)
-        drawn = Poisson(self.rate, self.clients).draw(round_number, stream)
-        if len(drawn) <= self.cap:
-            return drawn
-        return drawn[random_subset(len(drawn), self.cap, stream)]
+    def _draw(self, round_number: int, stream: Stream, clients: int) -> Ids:
+        drawn = Poisson(self.rate, clients).draw(round_number, stream)
+        return drawn[random_subset(len(drawn), min(len(drawn), self.cap), stream)]
 
     @property
     def expected_cohort(self) -> float:
@@ -145,13 +181,9 @@ class CappedPoisson(_Sampler):
 class RoundRobin(_OfCohorts):
     """The next `cohort` clients in order, for ever. Public: never amplifies."""
 
-    def draw(
-        self, round_number: int, stream: Stream | None = None, present: int | None = None
-    ) -> Ids:
-        """Sorted ids of this round's cohort; no randomness is used."""
-        _all_present(self.clients, present)
-        first = round_number * self.cohort % self.clients
-        return np.sort((first + np.arange(self.cohort, dtype=np.int64)) % self.clients)
+    def _draw(self, round_number: int, stream: Stream, clients: int) -> Ids:
+        first = round_number * self.cohort % clients
+        return np.sort((first + np.arange(self.cohort, dtype=np.int64)) % clients)
 
     def max_participations(self, rounds: int) -> int:
         """ceil(rounds * cohort / clients): some client has already had its extra turn."""
@@ -168,19 +200,14 @@ class Everyone(_Sampler):
     """All clients in every round. Nothing is sampled, so epsilon gains nothing from sampling."""
 
     clients: int | None = None
+    fewer = True
 
     def __post_init__(self) -> None:
         check_fields(self, clients=optional(count))
 
-    def draw(
-        self, round_number: int, stream: Stream | None = None, present: int | None = None
-    ) -> Ids:
-        """The ids 0 .. clients - 1, as far as they are there."""
-        return np.arange(_present(_needed(self.clients, "Everyone"), present), dtype=np.int64)
-
     @property
     def expected_cohort(self) -> float:
-        return float(_needed(self.clients, "Everyone"))
+        return float(self._known)
 
 
 @dataclass(frozen=True)
@@ -201,13 +228,6 @@ class SecretPoisson(_Sampler):
 
     def __post_init__(self) -> None:
         check_fields(self, rate=fraction, clients=count)
-
-    def draw(
-        self, round_number: int, stream: Stream | None = None, present: int | None = None
-    ) -> Ids:
-        """The ids 0 .. clients - 1: everybody takes part."""
-        _all_present(self.clients, present)
-        return np.arange(self.clients, dtype=np.int64)
 
     @property
     def expected_cohort(self) -> float:
@@ -242,11 +262,7 @@ class Balanced(_OfCohorts):
         super().__post_init__()
         check_fields(self, rounds=count, key=natural)
 
-    def draw(
-        self, round_number: int, stream: Stream | None = None, present: int | None = None
-    ) -> Ids:
-        """Sorted ids of this round's cohort; the schedule is public and uses no stream."""
-        _all_present(self.clients, present)
+    def _draw(self, round_number: int, stream: Stream, clients: int) -> Ids:
         if not 0 <= round_number < self.rounds:
             raise ConfigError(f"round: the schedule has {self.rounds} rounds, got {round_number}")
         cohort: Ids = _schedule(self)[round_number]
@@ -374,24 +390,3 @@ def _schedule(plan: Balanced) -> Ids:
     schedule = np.sort(slots.reshape(plan.rounds, plan.cohort), axis=1)
     schedule.setflags(write=False)
     return schedule
-
-
-def _needed(clients: int | None, who: str) -> int:
-    if clients is None:
-        raise ConfigError(f"clients: {who} sampling needs the number of clients here, got none")
-    return clients
-
-
-def _present(clients: int, present: int | None) -> int:
-    """How many clients a draw is among: those there, of at most `clients`."""
-    if present is not None and present > clients:
-        raise ConfigError(f"clients: there are more than the {clients} that were declared")
-    return clients if present is None else present
-
-
-def _all_present(clients: int, present: int | None) -> None:
-    """A missing client would change the chances of the others, or their turns."""
-    if present is not None and present != clients:
-        raise ConfigError(
-            f"clients: this sampling is among all {clients} clients, no fewer or more"
-        )

@@ -50,8 +50,9 @@ def drawing(
         chart: `title`, `x`, `y` and `series`, each with a `name` and `points`. A point is [x, y],
             or [x, y, half of the bar] where `bars` says what the bars are. Optional: `x_names`
             replace the numbers 0, 1, ... on the x axis; `zoom` lets y begin above zero; `log_x`
-            and `log_y` ask for logarithmic axes, used where all values are positive; `by` says
-            what distinguishes the series.
+            and `log_y` ask for logarithmic axes, used where all values are positive; `from_least`
+            lets x begin at its least value; `y_range` is to be seen; `by` says what distinguishes
+            the series.
         key: the path of the chart in the page's document, where the script reads its values.
         colours: a number for each series name, where neighbouring charts share names.
         box: the axes from `same_axes`; by default the chart's own.
@@ -127,11 +128,14 @@ def same_axes(charts: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
 def _box(chart: Mapping[str, Any]) -> Box:
     points = [p for series in chart["series"] for p in series["points"] if p[1] is not None]
     reach = [y for _, y, *half in points for y in (y - sum(half), y + sum(half))]
+    reach += chart.get("y_range", [])
     top, bottom = max(reach, default=1.0), min(reach, default=0.0)
     if chart["x"] == "false-positive rate":
         return Box(0, 1, 0, 1)
     places, log = [p[0] for p in points] or [1.0], False
     x_low, x_high = 0.0, max(places) or 1.0
+    if chart.get("from_least"):
+        x_low, x_high = min(places), max(places)
     if names := chart.get("x_names"):
         x_low, x_high = -0.5, len(names) - 0.5
     elif chart.get("log_x") and 0 < min(places) < max(places):

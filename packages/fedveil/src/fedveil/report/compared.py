@@ -73,16 +73,16 @@ def comparison_page(document: Mapping[str, Any]) -> str:
         said=[(name, text) for name, text in document["said"].items() if text],
         charts=[drawing(one, f"charts/{key}", colours, boxes[key]) for key, one in charts.items()],
         columns=of["columns"],
-        rows=[[_cell(value) for value in row] for row in of["rows"]],
+        rows=[[cell(value) for value in row] for row in of["rows"]],
         deviation=DEVIATION,
     )
 
 
-def _cell(value: Any) -> Cell:
+def cell(value: Any) -> Cell:
     if isinstance(value, (list, tuple)):
         mean, deviation = value
         more = "" if deviation is None else f" ± {deviation:.2g}"
-        return _cell(None) if mean is None else Cell(f"{mean:.4g}{more}", mean)
+        return cell(None) if mean is None else Cell(f"{mean:.4g}{more}", mean)
     if value is None:
         return Cell("–", float("inf"))
     return Cell(f"{value:.4g}" if isinstance(value, float) else str(value), value)

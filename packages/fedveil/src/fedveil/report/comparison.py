@@ -53,36 +53,6 @@ class ComparedRun:
         return hashlib.sha256(document.encode()).hexdigest()[:24]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Finished runs side by side.
-
-    Attributes:
-        data: Name of the data set that all recipes use.
-        figure: What all runs are measured by: a key of `LABELS`.
-        rows: A document for each recipe and epsilon, as `--json` prints them.
-    """
-
-    data: str
-    figure: str
-    rows: list[dict[str, Any]]
-
-    @property
-    def promises_differ(self) -> list[str]:
-        """Return in what the promises differ though their numbers are equal: one line each."""
-        promises: dict[tuple[str, ...], dict[str, None]] = {}
-        for row in self.rows:
-            if (promise := row["guarantee"]) is not None:
-                words = tuple(str(promise[word]) for word in ("unit", "adjacency", "trust"))
-                promises.setdefault(words, {})[row["recipe"]] = None
-        if len(promises) < 2:
-            return []
-        return [
-            f"{', '.join(names)}: one {unit}, {adjacency}, {trust} trust"
-            for (unit, adjacency, trust), names in promises.items()
-        ]
-
-
 def contenders(paths: Sequence[Path], assignments: Sequence[str] = ()) -> dict[str, Recipe]:
     """Read recipes, by their file names; equal names get their folder's too.
 
@@ -159,10 +129,11 @@ def run_task(task: ComparedRun) -> Outcome:
         metrics = run.finish()
     finally:
         run.close()
+    number = metrics.accuracy is None
     outcome: Outcome = {
         "accuracy": metrics.accuracy,
         "loss": metrics.loss if math.isfinite(metrics.loss) else None,
-        "rmse": metrics.rmse if metrics.accuracy is None and metrics.loss >= 0 else None,
+        "rmse": metrics.rmse if number and metrics.loss >= 0 else None,
         "seconds": round(time.perf_counter() - began, 3),
         "noise_multiplier": plan.noise_multiplier,
     }
@@ -172,8 +143,13 @@ def run_task(task: ComparedRun) -> Outcome:
     return outcome
 
 
-def comparison_of(todo: Sequence[ComparedRun], store: Store) -> Comparison:
-    """Gather finished runs by recipe and epsilon, in the order of the tasks."""
+def comparison_of(todo: Sequence[ComparedRun], store: Store) -> dict[str, Any]:
+    """Gather finished runs by recipe and epsilon, in the order of the tasks.
+
+    Returns:
+        The document that `--json` prints: the data set, the figure that all runs are measured by,
+        a row for each recipe and epsilon, and in what promises differ though numbers are equal.
+    """
     found: dict[tuple[str, float | None], list[Outcome]] = {}
     for task in todo:
         if (outcome := store.find(task.key)) is not None:
@@ -183,43 +159,52 @@ def comparison_of(todo: Sequence[ComparedRun], store: Store) -> Comparison:
         (name for name in LABELS if all(one.get(name) is not None for one in outcomes)), "loss"
     )
     methods = {task.name: task.recipe.training.method for task in todo}
-    rows = []
+    rows, promises = [], dict[str, dict[str, None]]()
     for (name, epsilon), seeds in found.items():
         spread = spread_of([one.get(figure) for one in seeds])
-        rows.append(
-            {
-                "recipe": name,
-                "method": methods[name],
-                "epsilon": epsilon,
-                "figure": figure,
-                "mean": spread.mean,
-                "deviation": spread.deviation,
-                "runs": spread.runs,
-                "diverged": spread.lost,
-                "guarantee": seeds[0].get("guarantee"),
-                "noise_multiplier": seeds[0].get("noise_multiplier"),
-            }
-        )
-    return Comparison(_data_name(todo[0].recipe.data), figure, rows)
+        row: dict[str, Any] = {
+            "recipe": name,
+            "method": methods[name],
+            "epsilon": epsilon,
+            "figure": figure,
+        }
+        row |= {
+            "figure": figure,
+            "mean": spread.mean,
+            "deviation": spread.deviation,
+            "runs": spread.runs,
+        }
+        row |= {key: seeds[0].get(key) for key in ("guarantee", "noise_multiplier")}
+        rows.append(row | {"diverged": spread.lost})
+        if (promise := row["guarantee"]) is not None:
+            words = f"one {promise['unit']}, {promise['adjacency']}, {promise['trust']} trust"
+            promises.setdefault(words, {})[name] = None
+    differ = [f"{', '.join(names)}: {words}" for words, names in promises.items()]
+    return {
+        "data": _data_name(todo[0].recipe.data),
+        "figure": figure,
+        "rows": rows,
+        "promises_differ": differ if len(differ) > 1 else [],
+    }
 
 
-def page_document(made: Comparison) -> dict[str, Any]:
-    """Return the comparison for its page."""
-    label = LABELS[made.figure]
+def page_document(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the comparison for its page and for the terminal."""
+    label = LABELS[made["figure"]]
     columns = ["recipe", "method", "epsilon", label, "runs", "diverged", "noise multiplier"]
     rows = []
-    for row in made.rows:
+    for row in made["rows"]:
         mean = row["mean"] if row["runs"] else None
         deviation = row["deviation"] if row["runs"] > 1 else None
         rows.append([row["recipe"], row["method"], row["epsilon"], [mean, deviation]])
         rows[-1] += [row["runs"], row["diverged"], row["noise_multiplier"]]
     said = {
-        "Equal numbers, different promises": made.promises_differ,
+        "Equal numbers, different promises": made["promises_differ"],
         "What these runs are": ["Simulations with known seeds: none of them is certified."],
     }
-    names = {row["recipe"] for row in made.rows}
-    title = f"{label[:1].upper()}{label[1:]} of {len(names)} recipes on {made.data}"
-    return compared.document_of(title, said, _charts(made.rows, label), columns, rows)
+    names = {row["recipe"] for row in made["rows"]}
+    title = f"{label[:1].upper()}{label[1:]} of {len(names)} recipes on {made['data']}"
+    return compared.document_of(title, said, _charts(made["rows"], label), columns, rows)
 
 
 def _charts(rows: Sequence[Mapping[str, Any]], label: str) -> list[dict[str, Any]]:

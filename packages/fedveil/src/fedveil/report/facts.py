@@ -18,18 +18,17 @@ from safetensors import SafetensorError, safe_open
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
+from fedveil.data.folder import title
 from fedveil.privacy.distinguishing import RATES, AttackBound, attack_on
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.rounding import at_most
 from fedveil.report.checklist import checklists
 from fedveil.report.gallery import gallery
 from fedveil.report.scores import ordered, useless
-from fedveil.run.directory import stored_recipe
-from fedveil.run.evidence import metrics
-from fedveil.run.result import read_result
+from fedveil.run.directory import MODEL, metrics, read_result, stored_recipe
 
 VERSION = 1
-AUDIT, MODEL = "audit.json", "model.safetensors"
+AUDIT = "audit.json"
 
 _SEES = {
     Trust.LOCAL: "Protected from everybody else: clients add the noise before anything leaves "
@@ -56,7 +55,7 @@ def facts_of(
     evaluated = [line for line in lines if line.get("loss") is not None]
     last = evaluated[-1] if evaluated else {}
     attack = None if guarantee is None else attack_on(guarantee)
-    shown = _result(last, result or {})
+    shown, asked = _result(last, result or {}), recipe.get("privacy", {}).get("epsilon")
     document: dict[str, Any] = {
         "version": VERSION,
         "run": path.resolve().name,
@@ -68,9 +67,15 @@ def facts_of(
         "certify": (result or {}).get("certify"),
         "guarantee": None if guarantee is None else guarantee.to_dict(),
         "progress": dict(progress) if progress else None,
-        "epsilons": _epsilons(path, recipe, guarantee),
+        "epsilons": {
+            "promised": asked or (guarantee.epsilon if guarantee else None),
+            "certified": guarantee.epsilon if guarantee and guarantee.certified else None,
+            "audited": _audited(path / AUDIT, guarantee),
+        },
         "protects": None if guarantee is None else _SEES[guarantee.trust],
         "attack": None if attack is None else attack_document(attack),
+        "columns": (result or {}).get("columns", []),
+        "effects": (result or {}).get("effects", []),
         "charts": _charts(lines, shown, guarantee, attack),
         "gallery": gallery(path, recipe, guarantee),
         "data": _data_card(recipe, guarantee),
@@ -100,29 +105,16 @@ def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _epsilons(
-    path: Path, recipe: Mapping[str, Any], guarantee: Guarantee | None
-) -> dict[str, float | None]:
-    """Return the epsilons asked for, proved (if certified), and found by attacks: a lower bound."""
-    certified = guarantee is not None and guarantee.certified
-    return {
-        "promised": recipe.get("privacy", {}).get("epsilon")
-        or (guarantee.epsilon if guarantee else None),
-        "certified": guarantee.epsilon if guarantee is not None and certified else None,
-        "audited": None if guarantee is None else _audited(path / AUDIT, guarantee),
-    }
-
-
-def _audited(path: Path, guarantee: Guarantee) -> float | None:
-    """Return the epsilon that attacks have shown, from an audit of this very guarantee."""
+def _audited(path: Path, guarantee: Guarantee | None) -> float | None:
+    """Return the epsilon that an audit of this guarantee has shown, a lower bound."""
+    if guarantee is None or not path.exists():
+        return None
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         of, shown = document["certified"], float(document["epsilon_at_least"])
         same = math.isclose(float(of["epsilon"]), guarantee.epsilon, rel_tol=1e-6)
         for name in ("delta", "unit", "adjacency", "trust"):
             same = same and of[name] == getattr(guarantee, name)
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: damaged ({error!r}); audit the run again") from None
     if not same:
@@ -152,7 +144,7 @@ def _charts(
     name = "accuracy" if any(line.get("accuracy") is not None for line in lines) else "loss"
     measured = [line for line in lines if line.get(name) is not None]
     points = [[line["round"], float(f"{line[name]:.4g}")] for line in measured]
-    if points:
+    if len(points) > 1:
         level = {
             "best constant answer": result["constant_answer"].get(name),
             "without privacy, at its end": (result["without_privacy"] or {}).get(name),
@@ -175,17 +167,13 @@ def _charts(
         ends = [[spent[0][0], whole], [spent[-1][0], whole]]
         series = {"of the rounds so far": spent, "of the whole plan": ends}
         charts["epsilon"] = _chart("Epsilon over rounds", "round", "epsilon", series)
-    alone = AttackBound(attack.pairs[:1])
-    best = "any attack"
-    if attack.mu is not None:
-        best += f": Gaussian differential privacy, mu {at_most(attack.mu)}"
+    alone, best = AttackBound(attack.pairs[:1]), "any attack"
+    bounds = {best: attack, "as epsilon and delta alone allow": alone}
     curves = {
-        best: [[rate, _up(attack.true_positives(rate))] for rate in RATES],
-        "as epsilon and delta alone allow": [
-            [rate, _up(alone.true_positives(rate))] for rate in RATES
-        ],
-        "tossing a coin": [[rate, rate] for rate in RATES],
+        name: [[rate, _up(bound.true_positives(rate))] for rate in RATES]
+        for name, bound in bounds.items()
     }
+    curves["tossing a coin"] = [[rate, rate] for rate in RATES]
     charts["attack"] = _chart(
         "Attack success, at most", "false-positive rate", "true-positive rate", curves
     )
@@ -204,14 +192,14 @@ def _up(bound: float) -> float | None:
 
 def _data_name(recipe: Mapping[str, Any]) -> str:
     data = recipe["data"]
-    return Path(data["file"]).name if "file" in data else str(data.get("source", "data"))
+    return title(Path(data["file"])) if "file" in data else str(data.get("source", "data"))
 
 
 def _data_card(recipe: Mapping[str, Any], guarantee: Guarantee | None) -> dict[str, Any]:
     """Return public facts only. How many units there are is public under every guarantee here."""
     data = recipe["data"]
     card: dict[str, Any] = {"name": _data_name(recipe)}
-    for key, title in {
+    for key, told in {
         "client_column": "a client is a value of",
         "person_column": "a person is a value of",
         "label": "column to predict",
@@ -219,7 +207,7 @@ def _data_card(recipe: Mapping[str, Any], guarantee: Guarantee | None) -> dict[s
         "partition": "dealt to clients",
     }.items():
         if key in data:
-            card[title] = data[key]
+            card[told] = data[key]
     if guarantee is not None:
         card[f"protected {guarantee.unit}s"] = guarantee.privacy_model.population
         card["declared public"] = list(guarantee.privacy_model.declared)

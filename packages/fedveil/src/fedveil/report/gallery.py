@@ -32,10 +32,11 @@ def gallery(
         same = found["epsilon"] is None
         if guarantee is not None:
             same = math.isclose(found["epsilon"], guarantee.epsilon, rel_tol=1e-6)
-        views = [_view(found, view) for view in _views(found)]
-        members = _membership(found["membership"]) if found["membership"] else None
-        not_tried = [str(one) for one in found["not_tried"]]
-        document = {"views": views, "membership": members, "not_tried": not_tried}
+        document = {
+            "views": _views(found),
+            "membership": _membership(found["membership"]) if found["membership"] else None,
+            "not_tried": [str(one) for one in found["not_tried"]],
+        }
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{file}: damaged ({error!r}); attack the run again") from None
     if not same:
@@ -46,44 +47,35 @@ def gallery(
     return document | {"picture": image}
 
 
-def _views(found: Mapping[str, Any]) -> list[str]:
-    parts = (found["reconstruction"] or {"views": []})["views"], found["labels"], found["property"]
-    return list(dict.fromkeys(str(one["view"]) for part in parts for one in part))
-
-
-def _view(found: Mapping[str, Any], view: str) -> dict[str, Any]:
-    """Return how often each attack on one view was right: [right, victims, blind guess]."""
-    made = (found["reconstruction"] or {"views": []})["views"]
-    named: dict[str, Any] = {"view": view}
-    for name, part in (("label", found["labels"]), ("property", found["property"])):
-        for one in part:
-            if one["view"] == view:
-                named[name] = [*_counted(one["right"], one["victims"]), float(one["by_chance"])]
-    for one in made:
-        if one["view"] == view:
-            named["correlation"] = round(float(one["correlation"]), 3)
-            named["found"] = _counted(one["found"], one["victims"])
-    return named
+def _views(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return how well records were reconstructed, view by view: [found, victims]."""
+    return [
+        {
+            "view": str(one["view"]),
+            "correlation": round(float(one["correlation"]), 3),
+            "found": _counted(one["found"], one["victims"]),
+        }
+        for one in (found["reconstruction"] or {"views": []})["views"]
+    ]
 
 
 def _counted(right: Any, of: Any) -> list[int]:
-    """So many of so many."""
     if int(of) < 1:
         raise ValueError(f"{of} victims")
     return [int(right), int(of)]
 
 
 def _membership(found: Mapping[str, Any]) -> dict[str, Any]:
-    named: dict[str, Any] = {name: str(found[name]) for name in ("unit", "without")}
-    named |= {name: int(found[name]) for name in ("runs", "trials")}
-    named["accuracy"] = _number(found["accuracy"])
+    rates = ("false_rate", "true_rate", "allowed")
     points = [
         {"attack": str(curve["attack"]), "auc": _number(curve["auc"])}
-        | {name: _number(point[name]) for name in ("false_rate", "true_rate", "allowed")}
+        | {name: _number(point[name]) for name in rates}
         for curve in found["curves"]
         for point in curve["points"]
     ]
-    return named | {"points": points}
+    named = {name: str(found[name]) for name in ("unit", "without")}
+    counted = {name: int(found[name]) for name in ("runs", "trials")}
+    return {**named, **counted, "accuracy": _number(found["accuracy"]), "points": points}
 
 
 def _number(value: Any) -> float | None:

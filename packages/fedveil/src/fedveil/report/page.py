@@ -163,8 +163,6 @@ def _summary(facts: Facts) -> list[tuple[str, str, str]]:
 _ATTACKS = {
     "found": "record recovered",
     "correlation": "correlation with it",
-    "label": "label guessed",
-    "property": "property guessed",
 }
 
 
@@ -178,10 +176,7 @@ def attack_tables(gallery: Facts) -> dict[str, Any]:
     members = gallery["membership"]
     if members is not None:
         rates = ("auc", "false_rate", "true_rate", "allowed")
-        rows = [
-            [Cell(one["attack"], one["attack"]), *(_rate(one[name]) for name in rates)]
-            for one in members["points"]
-        ]
+        rows = [[_rate(one[name]) for name in ("attack", *rates)] for one in members["points"]]
         members = {**members, "rows": rows}
     columns = ["what is seen", *(_ATTACKS[name] for name in heads)]
     shown_uploads = {"columns": columns, "rows": uploads if heads else []}
@@ -196,7 +191,9 @@ def _outcome(value: Any) -> Cell:
     return Cell(f"{value[0]} of {value[1]}{blind}", value[0] / value[1])
 
 
-def _rate(value: float | None) -> Cell:
+def _rate(value: float | str | None) -> Cell:
+    if isinstance(value, str):
+        return Cell(value, value)
     return Cell("no bound", 2.0) if value is None else Cell(f"{100 * value:.3g}%", value)
 
 

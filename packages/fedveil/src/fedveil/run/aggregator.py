@@ -18,16 +18,16 @@ the same sum, bit for bit. The hub of a federation has sums of its own, over wha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from fedveil.core.arrays import Ints
 from fedveil.core.errors import ConfigError
 from fedveil.core.origin import is_own
 from fedveil.core.randomness import Randomness
 from fedveil.core.registry import extension
-from fedveil.privacy.noise.modular_grid import NoisyIntegers
+from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.privacy.secure_sums.aggregation import SecureSums
 from fedveil.privacy.secure_sums.dropouts import NO_DROPOUTS, Dropouts, draw_dropouts
 from fedveil.privacy.secure_sums.errors import NotReleased
@@ -37,54 +37,7 @@ from fedveil.run.ideal_sum import IdealRound, round_setting
 from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.contract import BlockSum
 
-Tensor = Any  # torch's: nothing here computes with it
-
-
-class Summands(Protocol):
-    """What one sum is of, and how noise gets into it."""
-
-    @property
-    def round_number(self) -> int: ...
-
-    @property
-    def purpose(self) -> str:
-        """What the round's number is used for: one secure sum each."""
-        ...
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def integer(self) -> bool:
-        """Whether updates are integers on a grid."""
-        ...
-
-    @property
-    def clip_norm(self) -> float | None:
-        """The bound on one client's vector, if it is clipped."""
-        ...
-
-    @property
-    def integers(self) -> NoisyIntegers | None:
-        """What goes into a secure sum; None if that is no vector of integers."""
-        ...
-
-    @property
-    def word(self) -> int:
-        """Bits of the words that carry the integers of a masked sum."""
-        ...
-
-    def upload(self, client: int, row: Ints) -> Ints:
-        """What a client sends: its integers, with its own noise or noise share if it adds any."""
-        ...
-
-    def decode(self, whole: Ints) -> Tensor:
-        """The private sum from the sum of what clients sent."""
-        ...
-
-    def protect(self, total: Tensor, clients: Ints) -> Tensor:
-        """The private sum from one that was taken in the open, of these clients."""
-        ...
+Summands = RoundNoise  # what one sum is of, and how noise gets into it
 
 
 class OpenSum(ABC):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -21,9 +22,9 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.encoder import TableEncoder
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.planning.plan import Plan
-from fedveil.run.checkpoint import content_digest, read_tensors
-from fedveil.run.evidence import MODEL
+from fedveil.run.directory import MODEL, content_digest, read_tensors
 from fedveil.training.models.features import FEATURES, Featurizer
+from fedveil.training.models.losses import class_scores
 from fedveil.training.models.zoo import build
 
 FORMAT = "fedveil-model-1"
@@ -59,15 +60,14 @@ class ModelBundle:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ModelBundle:
         encoder = document["encoder"]
-        read = {
+        read: dict[str, Any] = {
             "task": Task(document["task"]),
-            "class_names": tuple(document["class_names"]),
-            "input_shape": tuple(document["input_shape"]),
             "encoder": None if encoder is None else TableEncoder.from_dict(encoder),
             "scaling": _scaling(document["scaling"]),
             "featurizer": _featurizer(document["featurizer"]),
             "public": document.get("public") is True,  # of an older file nobody knows
         }
+        read |= {name: tuple(document[name]) for name in ("class_names", "input_shape")}
         return cls(**{**document, **read})
 
     def module(self) -> nn.Module:
@@ -77,17 +77,31 @@ class ModelBundle:
                 "the model is a module of your own: load it in Python with "
                 "fedveil.load_run(directory, module=...)"
             )
-        none = np.zeros((1, *self.input_shape), np.float32)
-        if self.task is Task.SEQUENCE:
-            none = none.astype(np.int64)
-        shaped = np.zeros(none.shape[: 1 + (self.task is Task.SEQUENCE)], np.int64)
-        if self.task is Task.MULTI_LABEL:
-            shaped = np.zeros((1, self.classes), np.int64)
-        targets = shaped.astype(np.float32) if self.task is Task.REGRESSION else shaped
+        sequence, several = self.task is Task.SEQUENCE, self.task is Task.MULTI_LABEL
+        none = np.zeros((1, *self.input_shape), np.int64 if sequence else np.float32)
+        shape = (1, self.classes) if several else none.shape[: 1 + sequence]
+        targets = np.zeros(shape, np.float32 if self.task is Task.REGRESSION else np.int64)
         one = Examples(none, targets)
         like = Federation(one, np.array([0, 1]), one, self.task, self.classes, name=self.data)
         chosen = dict(self.architecture)
         return build(chosen.pop("name"), like, **chosen)
+
+
+def answers_of(bundle: ModelBundle, outputs: Tensor) -> Tensor:
+    """Turn a model's outputs into what people ask for, in double precision.
+
+    Returns:
+        Probabilities `[rows, classes]`, of several labels `[rows, labels]`, or numbers `[rows]` in
+        the label's own unit.
+    """
+    if bundle.task is Task.MULTI_LABEL:
+        return torch.sigmoid(outputs.double())
+    if bundle.task is not Task.REGRESSION:
+        scores = class_scores(outputs, 2 if bundle.task is Task.SEQUENCE else 1)
+        return torch.softmax(scores.double(), dim=-1)
+    target = None if bundle.encoder is None else bundle.encoder.target
+    width, centre = (1.0, 0.0) if target is None else (target.width, target.centre)
+    return outputs.flatten().double() * width + centre
 
 
 def _listed(scaling: Scaling | None) -> list[Any] | None:
@@ -122,20 +136,15 @@ def _featurizer(document: Mapping[str, Any] | None) -> Featurizer | None:
 
 def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any) -> ModelBundle:
     """Return the description that is kept with the model of a plan."""
-    federation = plan.federation
+    data, made = plan.federation, plan.federation.featurizer
+    same = ("task", "classes", "class_names", "input_shape", "encoder", "scaling", "public")
     return ModelBundle(
-        data=federation.name,
+        data=data.name,
         method=plan.method.name,
-        task=federation.task,
-        classes=federation.classes,
-        class_names=federation.class_names,
-        input_shape=federation.input_shape,
         architecture=architecture,
-        encoder=federation.encoder,
-        scaling=federation.scaling,
-        featurizer=made if isinstance(made := federation.featurizer, Featurizer) else None,
+        featurizer=made if isinstance(made, Featurizer) else None,
         guarantee=None if guarantee is None else guarantee.to_dict(),
-        public=federation.public,
+        **{name: getattr(data, name) for name in same},
     )
 
 

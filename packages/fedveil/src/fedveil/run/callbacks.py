@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedveil.core.containment import contained
@@ -103,22 +104,21 @@ class Audience:
     def round(self, report: RoundReport) -> bool:
         """Tell all of them of a round; returns whether one of them ends the run."""
         said = [self._told(one, partial(one.on_round, report)) for one in self._callbacks]
-        if not any(said):
-            return False
-        if self._shut:
+        asked = any(said)  # all of them have been told
+        if asked and self._shut:
             _log.warning("a callback asked to stop; the run goes on: %s", _SHUT)
-        return not self._shut
+        return asked and not self._shut
 
     def end(self) -> None:
         """Tell those that have begun."""
         for one in self._begun:
             self._told(one, one.on_end)
 
-    def _told(self, one: Callback, call: Callable[[], bool | None]) -> bool | None:
+    def _told(self, one: Callback, call: Callable[[], bool | None]) -> bool:
         with contained() if self._shut else nullcontext():
-            return call()
+            return bool(call())
         _log.warning("%s failed: %s", type(one).__name__, _SHUT)
-        return None
+        return False
 
 
 _SHUT = "test examples are the clients' own, and must not decide which model is released"
@@ -178,12 +178,11 @@ class Progress(Callback):
     """
 
     def __init__(self) -> None:
-        self._facts: Mapping[str, Any] = {}
-        self._figures, self._rounds, self._began = "", 0, 0.0
-        self._shown: Any = None  # what a notebook displays
+        self.on_begin({})
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
-        self._facts, self._figures, self._shown = facts, "", None
+        self._facts, self._figures = facts, ""
+        self._shown: Any = None  # what a notebook displays
         self._rounds, self._began = 0, time.perf_counter()
 
     def on_round(self, report: RoundReport) -> None:
@@ -192,17 +191,15 @@ class Progress(Callback):
             self._figures = "  ".join(f"{name} {text}" for name, text in _texts(report).items())
         place = f"round {report.round_number}/{self._facts['rounds']}"
         text = f"{place}  {self._figures}{self._speed(report.round_number)}"
-        line = not _in_notebook() and sys.stderr.isatty()
+        notebook = _in_notebook()
+        begin, end = ("\r\x1b[K", "") if _is_line() else ("", "\n")
         if report.dropouts is not None and report.dropouts.not_released:
             why = report.dropouts.not_released
-            begin = "\r\x1b[K" if line else ""
             print(f"{begin}{place} not released, weights kept: {why}", file=sys.stderr, flush=True)
-        if _in_notebook():
+        if notebook:
             self._display(text)
-        elif line:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif report.metrics is not None:
-            print(text, file=sys.stderr, flush=True)
+        elif begin or report.metrics is not None:
+            print(f"{begin}{text}", end=end, file=sys.stderr, flush=True)
 
     def _speed(self, done: int) -> str:
         if self._facts["protected"]:
@@ -212,7 +209,7 @@ class Progress(Callback):
         return f"  {self._facts['cohort'] / pace:,.0f} clients/s  {left:.0f} s left"
 
     def on_end(self) -> None:
-        if sys.stderr.isatty() and not _in_notebook():
+        if _is_line():
             print(file=sys.stderr)
 
     def _display(self, text: str) -> None:
@@ -241,16 +238,23 @@ def _in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
+def _is_line() -> bool:
+    """Return whether progress is one line of a terminal that changes."""
+    return sys.stderr.isatty() and not _in_notebook()
+
+
+def _needed(module: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ConfigError(f'{extra}: pip install "fedveil[{extra.lower()}]"') from None
+
+
 class TensorBoard(Callback):
     """Writes each round's figures for TensorBoard: `pip install "fedveil[tensorboard]"`."""
 
     def __init__(self, directory: str) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter as Writer
-        except ImportError:
-            raise ConfigError('TensorBoard: pip install "fedveil[tensorboard]"') from None
-        make: Any = Writer
-        self._writer = make(directory)
+        self._writer = _needed("torch.utils.tensorboard", "TensorBoard").SummaryWriter(directory)
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
         lines = [f"{name}: {value}" for name, value in facts.items()]
@@ -269,22 +273,18 @@ class Mlflow(Callback):
     none is: `pip install "fedveil[mlflow]"`."""
 
     def __init__(self) -> None:
-        try:
-            import mlflow
-        except ImportError:
-            raise ConfigError('MLflow: pip install "fedveil[mlflow]"') from None
-        self._mlflow: Any = mlflow
+        self._client = _needed("mlflow", "MLflow")
         self._own = False  # whether the active run is ours to end
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
-        self._own = self._mlflow.active_run() is None
+        self._own = self._client.active_run() is None
         if self._own:  # else MLflow would keep one open that the next run could not log to
-            self._mlflow.start_run()
-        self._mlflow.log_params(dict(facts))
+            self._client.start_run()
+        self._client.log_params(dict(facts))
 
     def on_round(self, report: RoundReport) -> None:
-        self._mlflow.log_metrics(figures_of(report), step=report.round_number)
+        self._client.log_metrics(figures_of(report), step=report.round_number)
 
     def on_end(self) -> None:
         if self._own:
-            self._mlflow.end_run()
+            self._client.end_run()

@@ -6,15 +6,12 @@ never comes to that, a ledger of their own says what they cost.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.core.files import sync_directory, write_atomically
 from fedveil.core.units import Adjacency, Entropy, Trust, Unit
 from fedveil.data.dp_schema import (
     FEW,
@@ -31,22 +28,16 @@ from fedveil.planning.plan import Budget
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.privacy.ledger import Header, Ledger
+from fedveil.privacy.ledger import Header, Ledger, read
 from fedveil.privacy.releases import PrivacyModel
-from fedveil.run.evidence import LEDGER, PROMISE
-
-_SUFFIX = ".bought"
+from fedveil.run.directory import LEDGER, PROMISE, free_path, new_folder, write_json
 
 
 class Purchase:
     """A purchase for the run that will be in `run`: its ledger is in a folder beside it."""
 
     def __init__(self, run: Path) -> None:
-        self.path = run.with_name(f"{run.name}{_SUFFIX}")
-        number = 1
-        while self.path.exists():  # an earlier one that came to nothing counts as well
-            number += 1
-            self.path = run.with_name(f"{run.name}{_SUFFIX}-{number}")
+        self.path = free_path(run.with_name(f"{run.name}.bought"))  # an earlier one counts as well
         self.open = False
 
     def __call__(self, bought: Bought, *, delta: float) -> None:
@@ -64,20 +55,12 @@ class Purchase:
 
 def write_ledger(folder: Path, bought: Bought, delta: float) -> None:
     """Make a new folder with a ledger of what is about to be released, whole or not at all."""
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
+    with new_folder(folder) as partial:
         # A header without a recipe says that this is a purchase, and no run.
         header = Header(_privacy_model(bought.unit, bought.trust), delta, bought.releases, 1)
         ledger = Ledger.create(partial / LEDGER, header)
         ledger.reserve(0)
-        document = json.dumps(ledger.guarantee().to_dict(), indent=2) + "\n"
-        write_atomically(partial / PROMISE, document.encode())
-        partial.rename(folder)
-    except BaseException:  # nothing has been released yet
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync_directory(folder.parent)
+        write_json(partial / PROMISE, ledger.guarantee().to_dict())
 
 
 def _privacy_model(unit: Unit, trust: Trust) -> PrivacyModel:
@@ -147,18 +130,16 @@ def buy_statistics(
             f"{path}: {units:,} {unit}s are too few to tell their statistics from the noise. Raise "
             "--epsilon, or leave columns out of the file."
         )
-    guarantees: list[Guarantee] = []
 
     def pay(bought: Bought) -> None:
-        guarantee = account(bought.releases, privacy_model=model, delta=delta)
-        if guarantee.epsilon > epsilon:
+        spent = account(bought.releases, privacy_model=model, delta=delta).epsilon
+        if spent > epsilon:
             raise PrivacyRefusal(
-                f"these statistics would cost epsilon {guarantee.epsilon:g}", "raise --epsilon"
+                f"these statistics would cost epsilon {spent:g}", "raise --epsilon"
             )
         write_ledger(folder, bought, delta)
-        guarantees.append(guarantee)
 
     found = table_statistics(
         path, replace(offer, pay=pay), label=label, client_column=client_column
     )
-    return found, guarantees[0]
+    return found, read(folder / LEDGER).guarantee()

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedveil.privacy.secure_sums.errors import NotReleased
-from fedveil.run.checkpoint import Checkpoint
+from fedveil.run.directory import Checkpoint
 from fedveil.run.round_report import RoundDropouts, RoundReport
 from fedveil.run.sums import Senders, divisor, next_clip, noise_deviation, update_sum
 from fedveil.training.engines.contract import RoundRequest

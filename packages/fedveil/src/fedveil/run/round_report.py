@@ -28,20 +28,14 @@ def unprotected_stats_of(result: Block) -> UnprotectedStats:
     cohort = len(result.norms)
     if cohort == 0:
         return UnprotectedStats(0, float("nan"), float("nan"), 0.0, 0)
-    # In numpy: of so few numbers the calls are what takes time.
     norms, losses = result.norms.numpy(), result.losses.numpy()
     shortened = result.shaped_norms.numpy() < norms * np.float32(1 - 1e-6)
-    loss = float(np.add.reduce(losses, dtype=np.float64)) / cohort
-    middle = (cohort - 1) // 2
-    ordered = norms.copy()
-    ordered.partition(middle)
-    norm = float(ordered[middle])
-    if loss != loss or np.isnan(np.maximum.reduce(norms)):  # some clients have none
-        loss, norm = float(result.losses.nanmean()), float(result.norms.nanmedian())
+    # Some clients may have no loss or norm. The lower of two medians, as in torch.
+    known, told = np.sort(norms[~np.isnan(norms)]), losses[~np.isnan(losses)]
     return UnprotectedStats(
         cohort=cohort,
-        loss=loss,
-        norm=norm,
+        loss=float(told.mean(dtype=np.float64)) if len(told) else float("nan"),
+        norm=float(known[(len(known) - 1) // 2]) if len(known) else float("nan"),
         clipped=int(np.count_nonzero(shortened)) / cohort,
         rejected=result.rejected,
     )
@@ -54,15 +48,6 @@ class RoundDropouts:
     cohort: int
     survivors: int
     not_released: str = ""  # why the round gave no sum; empty if it did
-
-    def to_dict(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"cohort": self.cohort, "survivors": self.survivors}
-        return document | ({"not_released": self.not_released} if self.not_released else {})
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> RoundDropouts:
-        reason = str(document.get("not_released", ""))
-        return cls(int(document["cohort"]), int(document["survivors"]), reason)
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,22 +63,20 @@ class RoundReport(Displayed):
     dropouts: who came to a secure sum; None without one.
     """
 
-    round_number: int  # from 1
-    seconds: float | None  # simulations only: the time betrays the size of the cohort
-    epsilon_so_far: float | None  # of all rounds begun, had their number been fixed before
-    metrics: Metrics | None  # of the new weights on the test examples, at the chosen interval
-    unprotected_stats: UnprotectedStats | None  # simulations only
-    figures: Mapping[str, float]  # released beside the update, and accounted for
-    dropouts: RoundDropouts | None = None  # of a secure sum, which shows them to its server anyway
+    round_number: int
+    seconds: float | None
+    epsilon_so_far: float | None
+    metrics: Metrics | None
+    unprotected_stats: UnprotectedStats | None
+    figures: Mapping[str, float]
+    dropouts: RoundDropouts | None = None
 
     def _display(self) -> tuple[str, dict[str, object]]:
-        metrics = self.metrics
+        known = self.to_dict()
+        shown = ("loss", "accuracy", "epsilon_so_far", *self.figures, "seconds")
         return str(self.round_number), {
-            "loss": None if metrics is None else metrics.loss,
-            "accuracy": None if metrics is None else metrics.accuracy,
-            "epsilon so far": self.epsilon_so_far,
-            **self.figures,
-            "seconds": self.seconds,
+            name.replace("_", " ") if name == "epsilon_so_far" else name: known.get(name)
+            for name in shown
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,7 +88,8 @@ class RoundReport(Displayed):
             document["epsilon_so_far"] = self.epsilon_so_far
         document |= self.figures
         if self.dropouts is not None:
-            document["dropouts"] = self.dropouts.to_dict()
+            dropouts = asdict(self.dropouts)
+            document["dropouts"] = {name: value for name, value in dropouts.items() if value != ""}
         if self.unprotected_stats is not None:
             document["unprotected_stats"] = asdict(self.unprotected_stats)
         return document

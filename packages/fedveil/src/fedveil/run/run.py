@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,8 +27,7 @@ from fedveil.planning.plan import Plan
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.run.aggregator import Aggregator, build_aggregator
 from fedveil.run.callbacks import Audience, Callback
-from fedveil.run.checkpoint import Checkpoint
-from fedveil.run.directory import RunDirectory
+from fedveil.run.directory import Checkpoint, RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
 from fedveil.run.round import play_round
 from fedveil.run.round_report import RoundDropouts, RoundReport, unprotected_stats_of
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 # How long these take does not depend on data or secrets, as training and noise do.
 _PROTOCOL = ("enrol", "share", "mask", "add", "confirm", "unmask")
 _GIVEN = "{} was made outside the run: nothing shows that it computes what the plan says."
+_FIXED = ("plan", "job", "randomness", "memory", "clients")
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
 
 
@@ -122,98 +122,59 @@ class Run(Displayed):
         self.directory: RunDirectory | None = None
         usual = max(1, plan.method.rounds // 20)
         self.every = usual if every is None else count("every", every)
-        self._plan, self._randomness, self._memory = plan, plan.randomness, NoiseMemory()
-        self._clients = plan.federation.clients
+        self.plan, self.randomness = plan, plan.randomness
+        self.memory = NoiseMemory()  # earlier noise, where later rounds take a part of it back
+        self.clients = plan.federation.clients
         self.client_states = ClientStates()  # what a local step remembers, in memory alone
-        self._job = job_of(plan, self._randomness)
+        self.job = job_of(plan, self.randomness)  # what the engine computes
+        self._remote = remote is not None
         if remote is not None:
-            self._engine, self._aggregator = remote.parts(plan)
-            self.choice = Choice(self._engine.name, "clients train on other machines")
+            self.engine, self.aggregator = remote.parts(plan)
+            self.choice = Choice(self.engine.name, "clients train on other machines")
             if not is_own_object(remote):
                 self._certify_nothing(unproved("What trains clients on other machines"))
         else:
-            self._aggregator = build_aggregator(plan.secure_sums)
-            if engine is None:
-                self.choice, self._engine = _chosen(plan, self._job, speed or Speed())
+            self.aggregator = build_aggregator(plan.secure_sums)
+            if aggregator is not None:
+                self.aggregator = aggregator
+            if engine is not None:
+                self.choice, self.engine = Choice(engine.name, "it was given"), engine
+                self._certify_nothing(_GIVEN.format(f"Engine {engine.name!r}"))
+            else:
+                self.choice, self.engine = _chosen(plan, self.job, speed or Speed())
                 # Statistics are computed by one engine, whichever was asked for.
                 if self.choice.name not in ENGINES and plan.pipeline.statistic is None:
                     self._certify_nothing(unproved(f"Engine {self.choice.name!r}"))
-            else:
-                self.choice = Choice(engine.name, "it was given")
-                self.engine = engine
-            if aggregator is not None:
-                self.aggregator = aggregator
         self.dropouts: dict[int, RoundDropouts] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._begun = 0  # number of the last round that was begun, from 1
-        self._unfinished: int | None = None
-        self._remote = remote is not None
+        # A round (from 0) that was begun and paid for, to go on with on other machines.
+        self.unfinished: int | None = None
         self._saved = time.monotonic()
         self.callbacks = tuple(callbacks)
         self.stopped = False  # by a callback, before the last round
 
-    @property
-    def plan(self) -> Plan:
-        """What is carried out; it knows whether anything but its own parts trains the clients."""
-        return self._plan
-
-    @property
-    def job(self) -> Job:
-        """What the engine computes."""
-        return self._job
-
-    @property
-    def randomness(self) -> Randomness:
-        return self._randomness
-
-    @property
-    def memory(self) -> NoiseMemory:
-        """Earlier noise, where later rounds take a part of it back."""
-        return self._memory
-
-    @property
-    def clients(self) -> int:
-        return self._clients
-
-    @property
-    def unfinished(self) -> int | None:
-        """A round (from 0) that was begun and paid for, to go on with on other machines."""
-        return self._unfinished
-
-    @unfinished.setter
-    def unfinished(self, number: int | None) -> None:
-        """Sites answer the same request alike, so that nothing is drawn again; nobody else does."""
-        if number is not None and not self._remote:
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Hold what is carried out fixed; an engine or aggregator from elsewhere is noted."""
+        if name in _FIXED and name in vars(self):
+            raise AttributeError(f"{name}: follows from the plan and cannot be changed")
+        if name in ("engine", "aggregator") and name in vars(self):
+            what = f"Engine {value.name!r}" if name == "engine" else "The aggregator"
+            self._certify_nothing(_GIVEN.format(what))
+        if name == "unfinished" and value is not None and not self._remote:
+            # Sites answer the same request alike, so that nothing is drawn again; nobody else does.
             raise ConfigError("unfinished: a round that was begun here is not drawn again")
-        self._unfinished = number
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
-
-    @engine.setter
-    def engine(self, given: Engine) -> None:
-        self._certify_nothing(_GIVEN.format(f"Engine {given.name!r}"))
-        self._engine = given
-
-    @property
-    def aggregator(self) -> Aggregator:
-        return self._aggregator
-
-    @aggregator.setter
-    def aggregator(self, given: Aggregator) -> None:
-        self._certify_nothing(_GIVEN.format("The aggregator"))
-        self._aggregator = given
+        super().__setattr__(name, value)
 
     def _certify_nothing(self, why: str) -> None:
         """Put a reason on the plan, before anything is promised for it in a directory."""
-        if self._plan.protected and self.directory is not None:
+        if self.plan.protected and self.directory is not None:
             raise ConfigError(
                 f"{self.directory.path}: promises what the plan's own parts keep; exchange an "
                 "engine or an aggregator before keep_in"
             )
-        self._plan = replace(self._plan, unprotected=(*self._plan.unprotected, why))
+        vars(self)["plan"] = replace(self.plan, unprotected=(*self.plan.unprotected, why))
 
     def _display(self) -> tuple[str, dict[str, object]]:
         plan = self.plan
@@ -235,7 +196,7 @@ class Run(Displayed):
             )
         self.directory, self.state = directory, state
         self.dropouts = {
-            line["round"]: RoundDropouts.from_dict(line["dropouts"])
+            line["round"]: RoundDropouts(**line["dropouts"])
             for line in directory.metrics()
             if "dropouts" in line
         }
@@ -351,14 +312,15 @@ class Run(Displayed):
             return self._evaluator(self.weights, data.test)
         return Metrics(math.nan, None if data.task is Task.REGRESSION else math.nan)
 
-    def _on_test_examples(self) -> AbstractContextManager[object]:
-        """A block that computes something from test examples: if these are private, what fails in
-        it ends nothing and is not told."""
-        found = ExitStack()
+    @contextmanager
+    def _on_test_examples(self) -> Iterator[None]:
+        """Compute something from test examples: if these are private, what fails in the block ends
+        nothing and is not told."""
         if self.plan.protected and HELD_OUT_NOTE in self.plan.federation.notes:
-            found.enter_context(contained())
-            found.enter_context(silence())
-        return found
+            with contained(), silence():
+                yield
+        else:
+            yield
 
     @property
     def weights(self) -> Tensor:
@@ -411,14 +373,13 @@ class Run(Displayed):
 
 def follow_plan(plan: Plan, speed: Speed) -> None:
     """Work for the process that leads this plan under `torchrun`, until it has finished."""
-    from fedveil.training.engines.process_group import torchrun_group
-    from fedveil.training.engines.processes import follow
+    from fedveil.training.engines.processes import Torchrun, follow
 
     device = device_of(speed.device)
     job = job_of(plan, plan.randomness)
     choice = replace(choose(job, speed.engine, device=device), processes=1)
     engine = build_engine(job, choice, speed.chunk, device=device, threads=speed.threads or 1)
-    follow(torchrun_group(device), engine, job)
+    follow(Torchrun(), engine, job)
 
 
 def _check_machines(plan: Plan) -> None:

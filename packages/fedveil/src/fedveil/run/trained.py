@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
@@ -19,7 +19,7 @@ from fedveil.data.encoder import Encoded, TableEncoder, as_text, check_stored
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.data.rows import pieces
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.run.bundle import ModelBundle, read_bundle
+from fedveil.run.bundle import ModelBundle, answers_of, read_bundle
 from fedveil.run.evaluation import rows_at_once
 from fedveil.run.scores import (
     Metric,
@@ -29,7 +29,6 @@ from fedveil.run.scores import (
     number_scores,
     with_metrics,
 )
-from fedveil.training.models import losses
 from fedveil.training.models.check import with_readable
 from fedveil.training.models.frozen import mark_trained
 
@@ -56,20 +55,18 @@ class Remarks:
     strange: Counter[str] = field(default_factory=Counter)  # by label: classes never seen
 
     def sentences(self) -> list[str]:
-        said = [
-            f"column {name!r}: {count} of {self.rows} rows have a category that the model does "
-            "not know; none of its inputs stands for it"
-            for name, count in self.unknown.items()
-        ]
-        said += [
-            f"label {name!r}: {count} of {self.rows} rows name a class that the model does not "
-            "know; it counts for nothing"
-            for name, count in self.strange.items()
-        ]
-        return said + [
-            f"column {name!r}: {count} of {self.rows} rows have no value of the kind it had in "
-            "training; they count as average"
-            for name, count in self.gaps.items()
+        told = (
+            (self.unknown, "column", "have a category that the model does not know; none of its "
+             "inputs stands for it"),
+            (self.strange, "label", "name a class that the model does not know; it counts for "
+             "nothing"),
+            (self.gaps, "column", "have no value of the kind it had in training; they count as "
+             "average"),
+        )  # fmt: skip
+        return [
+            f"{kind} {name!r}: {count} of {self.rows} rows {what}"
+            for counted, kind, what in told
+            for name, count in counted.items()
         ]
 
 
@@ -276,17 +273,14 @@ class TrainedModel(Displayed):
     @torch.inference_mode()
     def on_inputs(self, inputs: Array) -> Predictions:
         """Return predictions for what the module itself sees."""
-        outputs: Tensor = self.module(torch.from_numpy(np.ascontiguousarray(inputs)))
+        outputs = self.module(torch.from_numpy(np.ascontiguousarray(inputs)))
+        answers = answers_of(self.bundle, outputs).numpy()
         if self.bundle.task is Task.REGRESSION:
-            return Predictions(self.in_own_unit(outputs.reshape(len(inputs)).numpy()), None)
+            return Predictions(answers, None)
         if self.bundle.task is Task.MULTI_LABEL:
-            chances = torch.sigmoid(outputs.double()).numpy()
-            return Predictions((chances > 0.5).astype(np.int64), chances)
-        scores = losses.class_scores(outputs, 2 if self.bundle.task is Task.SEQUENCE else 1)
-        probabilities = torch.softmax(scores.double(), dim=-1).numpy()
-        codes = probabilities.argmax(-1)
-        named = self.bundle.class_names
-        return Predictions(np.asarray(named)[codes] if named else codes, probabilities)
+            return Predictions((answers > 0.5).astype(np.int64), answers)
+        codes, named = answers.argmax(-1), self.bundle.class_names
+        return Predictions(np.asarray(named)[codes] if named else codes, answers)
 
 
 def score_examples(

@@ -8,11 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedveil.core.errors import ConfigError
-from fedveil.core.units import Trust, Unit
+from fedveil.core.units import Trust
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
+from fedveil.methods.parts.noise_placement import Bounded, Drawn
 from fedveil.methods.registry import METHODS
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.plan import Plan
 from fedveil.planning.recipe import Recipe
+from fedveil.privacy.mechanisms import Gaussian
+from fedveil.training.engines.affine import affine_stack
+from fedveil.training.models.zoo import own_name
 from fedveil.tune.feasible import about, remaining
 from fedveil.tune.proxy import proxy_of
 from fedveil.tune.space import space_of
@@ -24,6 +29,7 @@ PILOT = 100_000.0  # of a pilot: about a minute
 _LEAST_TRIALS = 60  # of the recipe's own settings that the effort must allow for
 _LOSS_TOLERANCE, _ACCURACY_TOLERANCE = 0.05, 0.01  # within which a cheaper choice is as good
 _LEARNT = 0.02  # of the trivial answer's error must be gone before anything counts as learnt
+_LEAST_GAIN = 1.05  # a gain in noise below this factor is not worth a line
 _QUIETER = (2, 4, 8, 16, 32, 64)  # times as many clients to try
 
 
@@ -58,10 +64,9 @@ def prepare(
     """
     budget, recipe, real = budgeted(recipe, spent_epsilon, spent_delta)
     public = proxy_of(recipe, proxy, real.federation, records)
-    sizes = sizes_looked_at(recipe, real, records)
+    steps, sizes = local_steps_of(recipe, real, records)
     trials = ProxyTrials(recipe, real, replace(public, looked_at=(*public.looked_at, *sizes)))
-    space = space_of(trials, local_steps_of(recipe, real, records), max_steps)
-    check_hope(trials, space.base, space.most_steps)
+    space = space_of(trials, steps, max_steps)
     # Large models are tried with fewer clients, and with more effort only where that is not enough.
     whole = trials.cost(Trial(space.base, budget, 1.0, 0))
     share = min(1.0, effort / _LEAST_TRIALS / whole)
@@ -94,38 +99,10 @@ def budgeted(
     return epsilon, recipe, real
 
 
-def check_hope(trials: ProxyTrials, base: Candidate, most_steps: int) -> None:
-    """Refuse a budget under which every single weight drowns, however the updates agree.
-
-    Clients that all send the same update of full norm C move the model by at most rounds * C; the
-    noise on each weight has std sqrt(rounds) * z * C / cohort (LOCAL: over sqrt(cohort)). If that
-    is more, for a single round and for as many as there may be, nothing can be learnt.
-
-    Raises:
-        ConfigError: The budget cannot work.
-    """
-    privacy_model = trials.real.privacy_model
-    if privacy_model is None or privacy_model.unit is not Unit.CLIENT or trials.real.method.voting:
-        return
-    cohort = trials.real.sampling.expected_cohort
-    alone = privacy_model.trust is Trust.LOCAL
-    best = 0.0
-    for rounds in sorted({1, base.rounds, most_steps}):
-        recipe = recipe_with_settings(trials.recipe, replace(base, rounds=rounds))
-        seen = math.sqrt(cohort) if alone else cohort
-        best = max(best, seen * math.sqrt(rounds) / trials.noise(recipe))
-    if best < 1:
-        needed = math.ceil(trials.everyone * best ** (-2 if alone else -1))
-        raise ConfigError(
-            f"privacy.epsilon {trials.recipe.privacy.epsilon:g}: this budget cannot work; the "
-            f"noise on every weight is {1 / best:.3g} times what all clients together can move it, "
-            f"however many rounds; it takes {about(needed)} clients (now {trials.everyone}) "
-            "at the same rate, or a larger epsilon"
-        )
-
-
-def local_steps_of(recipe: Recipe, plan: Plan, records: int | None = None) -> int:
-    """Return the local steps of a round.
+def local_steps_of(
+    recipe: Recipe, plan: Plan, records: int | None = None
+) -> tuple[int, tuple[str, ...]]:
+    """Return the local steps of a round, and the data that were looked at to find them.
 
     Args:
         recipe: The recipe.
@@ -136,36 +113,22 @@ def local_steps_of(recipe: Recipe, plan: Plan, records: int | None = None) -> in
     Raises:
         ConfigError: The number is private and was not given.
     """
-    local = plan.method.local
+    local, looked_at = plan.method.local, tuple[str, ...]()
     if local.steps is not None:
-        return local.steps
+        return local.steps, looked_at
     epochs = local.epochs or 1
     if local.batch_size is None:
-        return epochs
-    return epochs * max(1, math.ceil(records_of(recipe, plan, records) / local.batch_size))
-
-
-def sizes_looked_at(recipe: Recipe, plan: Plan, records: int | None = None) -> tuple[str, ...]:
-    """Return the recipe's own source if `local_steps_of` takes its clients' sizes from it."""
-    local = plan.method.local
-    sized = local.steps is None and local.batch_size is not None and records is None
-    return (recipe.data.source,) if sized and recipe.data.file is None else ()
-
-
-def records_of(recipe: Recipe, plan: Plan, records: int | None = None) -> int:
-    """Return a client's records: as given, or the average of a public source.
-
-    Raises:
-        ConfigError: The number is private and was not given.
-    """
-    if records is not None:
-        return records
-    if recipe.data.file is not None:
-        raise ConfigError(
-            "--records: how many records a client has is private, and the number of steps of an "
-            "epoch depends on it; give a number known from elsewhere, or set training.local_steps"
-        )
-    return round(len(plan.federation.train) / plan.federation.clients)
+        return epochs, looked_at
+    if records is None:
+        if recipe.data.file is not None:
+            raise ConfigError(
+                "--records: how many records a client has is private, and the number of steps of "
+                "an epoch depends on it; give a number known from elsewhere, or set "
+                "training.local_steps"
+            )
+        records = round(len(plan.federation.train) / plan.federation.clients)
+        looked_at = (recipe.data.source,)
+    return epochs * max(1, math.ceil(records / local.batch_size)), looked_at
 
 
 @dataclass(frozen=True)
@@ -248,12 +211,12 @@ def advise(tuner: Tuner) -> Advice:
         raise ConfigError("the search was stopped before its first result; give it more --time")
     settings = len({trial.candidate for _, trial in tuner.outcomes})
     reason = f"the best of {settings} settings tried on {proxy.source}"
+    reason += _of_batches(tuner, chosen)
     recommended = _option(tuner, "recommended", chosen, expected, reason)
     trivial = tuner.trials.trivial()
     warnings = tuple(_warnings(tuner, recommended, trivial))  # before anything less urgent
-    found = (recommended, _own(tuner, recommended), *_alternatives(tuner, recommended))
     return Advice(
-        tuple(option for option in found if option is not None),
+        (recommended, *_alternatives(tuner, recommended)),
         trivial,
         warnings,
         proxy.notes,
@@ -263,6 +226,24 @@ def advise(tuner: Tuner) -> Advice:
         sum(outcome.work for outcome in tuner.outcomes.values()),
         tuner.elapsed,
         tuner.interrupted,
+    )
+
+
+def _of_batches(tuner: Tuner, chosen: Candidate) -> str:
+    """Say what batches were chosen, and why those are better."""
+    real, size, records = tuner.trials.real, chosen.batch_size, getattr(tuner.space, "records", 0)
+    if size is None:
+        return ""
+    linear = not isinstance(affine_stack(real.module, real.layout, real.federation), str)
+    model = "linear model" if linear and len(real.layout.slots) <= 2 else "network"
+    if size >= records:
+        return (
+            f"; all records in every step, for this {model} gains more from the least noise in a "
+            "step than from more steps"
+        )
+    return (
+        f"; {size} of {records} records in a step, for this {model} gains more from many steps, "
+        "each of which a record seldom enters, than from less noise in each"
     )
 
 
@@ -278,43 +259,36 @@ def _option(
     return Option(name, candidate, budget, _uploads(tuner, candidate), expected, reason)
 
 
-def _own(tuner: Tuner, recommended: Option) -> Option | None:
-    """Return the recipe's own settings, unless they are the recommended ones."""
+def _alternatives(tuner: Tuner, recommended: Option) -> Iterable[Option]:
+    """Yield the recipe's own settings, half of the budget, and fewer uploads."""
+    best, wanted, epsilon = recommended.candidate, recommended.expected, recommended.epsilon / 2
     base = tuner.space.candidate(tuner.space.start)
-    if base == recommended.candidate or (expected := tuner.expected(base)) is None:
-        return None
-    return _option(tuner, "as it stands", base, expected, "the recipe's own settings")
-
-
-def _alternatives(tuner: Tuner, recommended: Option) -> Iterable[Option | None]:
-    """Yield half of the budget, and the fewest uploads at about the same result."""
-    best, epsilon = recommended.candidate, recommended.epsilon / 2
+    if base != best and (expected := tuner.expected(base)) is not None:
+        yield _option(tuner, "as it stands", base, expected, "the recipe's own settings")
     shorter = replace(best, rounds=max(1, best.rounds // 2))
     calmer = replace(best, learning_rate=best.learning_rate / 2)
-    reached = _reached(tuner, (best, shorter, calmer), epsilon)
-    if reached:
+    if reached := _reached(tuner, (best, shorter, calmer), epsilon):
         private = min(reached, key=lambda c: reached[c].error)
-        cost = _difference(reached[private], recommended.expected)
-        reason = f"half of the budget, at the price of {cost}"
+        reason = f"half of the budget, at the price of {_difference(reached[private], wanted)}"
         yield _option(tuner, "more private", private, reached[private], reason, epsilon)
-    fewer = []
+    fewer, most = [], recommended.uploads
     for part in (2, 4):
         rounds = max(1, best.rounds // part)
         fewer += [replace(best, rounds=rounds, local_steps=best.local_steps * part)]
         fewer += [replace(best, rounds=rounds)]
         if best.cohort is not None and best.cohort >= part:
             fewer.append(replace(best, cohort=best.cohort // part))
-    most = recommended.uploads
-    reached = _reached(tuner, [c for c in fewer if _uploads(tuner, c) < most], recommended.epsilon)
-    if reached:
-        limit = _as_good(recommended.expected)
-        alike = [c for c in reached if reached[c].error <= limit] or list(reached)
-        cheap = min(alike, key=lambda c: (reached[c].error > limit, _uploads(tuner, c)))
-        if reached[cheap].error > limit:
-            cheap = min(reached, key=lambda c: reached[c].error)
+    cheaper = [c for c in fewer if _uploads(tuner, c) < most]
+    if reached := _reached(tuner, cheaper, recommended.epsilon):
+        limit = wanted.error * (1 + _LOSS_TOLERANCE)
+        if wanted.accuracy is not None:
+            limit = wanted.error + _ACCURACY_TOLERANCE
+        alike = [c for c in reached if reached[c].error <= limit]
+        cheap = min(
+            alike or reached, key=lambda c: _uploads(tuner, c) if alike else reached[c].error
+        )
         saved = f"{most / _uploads(tuner, cheap):.3g} times fewer uploads"
-        cost = _difference(reached[cheap], recommended.expected)
-        reason = f"{saved}, at the price of {cost}"
+        reason = f"{saved}, at the price of {_difference(reached[cheap], wanted)}"
         yield _option(tuner, "cheaper", cheap, reached[cheap], reason)
 
 
@@ -355,13 +329,6 @@ def _clients_needed(tuner: Tuner, candidate: Candidate, trivial: float) -> str:
     return f"not even {_QUIETER[-1]} times as many clients help: change the model or its rates"
 
 
-def _as_good(best: Expected) -> float:
-    """Return the error up to which a cheaper choice counts as equally good."""
-    if best.accuracy is not None:
-        return best.error + _ACCURACY_TOLERANCE
-    return best.error * (1 + _LOSS_TOLERANCE)
-
-
 def _uploads(tuner: Tuner, candidate: Candidate) -> int:
     return candidate.uploads(tuner.trials.everyone)
 
@@ -372,3 +339,67 @@ def _difference(new: Expected, old: Expected) -> str:
     if new.accuracy is not None and old.accuracy is not None:
         return f"{100 * (old.accuracy - new.accuracy):.1f} points of accuracy"
     return f"{100 * (new.loss / old.loss - 1):.0f} % more loss"
+
+
+@dataclass(frozen=True)
+class FreeGain:
+    """A setting, and what it does."""
+
+    setting: str
+    value: str
+    why: str
+
+    def __str__(self) -> str:
+        return f'{self.setting} = "{self.value}": {self.why}'
+
+
+def free_gains(recipe: Recipe, plan: Plan) -> tuple[FreeGain, ...]:
+    """Return settings that a recipe leaves out and that cost no epsilon.
+
+    Whether they raise accuracy, a pilot on public data can tell.
+    """
+    shape, name = plan.federation.input_shape, own_name(recipe.model.name, plan.federation.task)
+    images = len(shape) in (2, 3) and min(shape[:2]) >= 8 and plan.federation.featurizer is None
+    found: list[FreeGain] = []
+    if images and name == "logistic":
+        found += _PHOTOGRAPHS if len(shape) == 3 and shape[2] == 3 else _DRAWINGS
+    if recipe.server.average is None and plan.method.voting is None:
+        found.append(_AVERAGE)
+    gain = _cancelling(plan) if "privacy.correlated" in METHODS[plan.method.name].keys else 1.0
+    if gain > _LEAST_GAIN:
+        turns = plan.sampling.separation
+        why = (
+            f"turns are {turns} rounds apart, so noise can partly cancel: {gain:.1f} times less of "
+            "it in the weights"
+        )
+        found.append(FreeGain("privacy.correlated", "optimised", why))
+    return tuple(found)
+
+
+_FEATURES = "fixed features of each image, made by formulas, for a linear model"
+_MIRROR = "; with model.mirror = true if a mirror image means the same"
+_SCALED = (
+    "scales them by drawings, so that the model gets as far under less noise; strokes are for "
+    "handwriting, leaves for photographs"
+)
+_PHOTOGRAPHS = (FreeGain("model.features", "patches", _FEATURES + _MIRROR),)
+_DRAWINGS = (
+    FreeGain("model.features", "scattering", _FEATURES),
+    FreeGain("model.whiten", "strokes", _SCALED),
+)
+_LESS = "an average of the rounds' weights has less noise than the last of them"
+_AVERAGE = FreeGain("server.average", "polynomial", _LESS)
+
+
+def _cancelling(plan: Plan) -> float:
+    """Return how many times less noise there would be in the weights at the same epsilon."""
+    own = plan.noise
+    if own is None or own.drawn is not Drawn.BY_SERVER or plan.method.clip_rule is not None:
+        return 1.0
+    independent = own.bounded is Bounded.UPDATE and isinstance(own.mechanism(), Gaussian)
+    if plan.sampling.separation == 1 or not independent:
+        return 1.0
+    other = CorrelatedNoise(adjacency=own.adjacency, colluders=own.colluders)
+    cancelling = other.fit(replace(own.facts, noise_multiplier=1.0))
+    length = getattr(cancelling.mechanism(), "norm", 1.0)
+    return float(1 / (length * cancelling.noise_ratio))

@@ -23,12 +23,12 @@ import numpy as np
 
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.units import Trust, Unit
-from fedveil.data.collected import pictures_of
 from fedveil.data.declared import CLASS_NAMES
 from fedveil.data.dp_schema import FEW, MISSED, Bought, affordable
 from fedveil.data.encoder import unreadable
 from fedveil.data.federation import Federation, Task
 from fedveil.data.folder import refuse_trained
+from fedveil.data.media import media_of
 from fedveil.data.public_facts import PublicFacts, public_facts
 from fedveil.data.rows import blank_row
 from fedveil.data.table import STANDARDISED
@@ -37,6 +37,7 @@ from fedveil.planning.assemble import (
     offer_of,
     plan_of,
     refuse_baseline,
+    with_batch,
     with_table_model,
 )
 from fedveil.planning.recipe import DataSection, Recipe, with_defaults
@@ -119,24 +120,22 @@ def choose(
     """
     if "training.local_epochs" in given:
         given = {*given, "training.local_steps"}
-    facts, federation = _public_facts(recipe.data), None
+    facts = _public_facts(recipe.data)
+    # Pictures and artificial clients are known by their data alone.
+    federation = federation_of(recipe.data) if facts is None else None
+    counted = facts or federation
+    if counted is None:
+        raise RuntimeError("data have facts, or are read")
+    clients = recipe.privacy.public_clients or counted.clients
+    recipe, notes = _with_unit(recipe, clients, given)
     if facts is not None:
-        clients = facts.clients
-    else:  # pictures and artificial clients are known by their data alone
-        federation = federation_of(recipe.data)
-        clients = federation.clients
-    clients = recipe.privacy.public_clients or clients
-    recipe, unit = _with_unit(recipe, clients, given)
-    if facts is not None:
-        unit += _asked_for_persons(recipe, facts.columns)
-    if facts is not None:
+        notes += _asked_for_persons(recipe, facts.columns)
         recipe = with_table_model(recipe, given, clients, facts)
-    recipe = with_defaults(_with_cohort(recipe, clients, given))
-    statistics: tuple[str, ...] = ()
+    recipe = _with_whole_batches(with_defaults(_with_cohort(recipe, clients, given)), given)
     if facts is not None and recipe.training.method in _OURS:
         recipe, federation, statistics = _with_statistics(recipe, facts, clients, pay, buy)
+        notes += statistics
     federation = federation or federation_of(recipe.data)
-    notes = (*unit, *statistics)
     if recipe.training.method == "moments":
         said = (
             f"Model: numbers are cut into about {recipe.data.bins} bins, and a linear model is "
@@ -154,8 +153,11 @@ def choose(
     candidate = search.run()
     if search.interrupted:  # whoever presses Ctrl-C wants no training either
         raise KeyboardInterrupt
-    chosen, runs = _with_candidate(recipe, candidate, given), len(search.outcomes)
-    notes = (*notes, _sentence(chosen, runs, by_record=space.by_record))
+    chosen, epochs = recipe_with_settings(recipe, candidate), recipe.training.local_epochs
+    if "training.local_epochs" in given:
+        training = replace(chosen.training, local_steps=None, local_epochs=epochs)
+        chosen = replace(chosen, training=training)
+    notes = (*notes, _sentence(chosen, len(search.outcomes), by_record=space.by_record))
     warning = _warning(search, candidate, clients, by_record=space.by_record)
     return Chosen(chosen, federation, clients, notes, warning)
 
@@ -167,7 +169,7 @@ def _public_facts(data: DataSection) -> PublicFacts | None:
         return None
     by_owner = data.partition in (None, "owner") and data.examples_per_client is None
     path = Path(data.file)
-    if not by_owner or (path.is_dir() and pictures_of(path)):
+    if not by_owner or (path.is_dir() and media_of(path, deep=data.file_labels is not None)):
         return None
     facts = public_facts(path, data.client_column)
     drawn = facts.clients if data.clients is None else min(facts.clients, data.clients)
@@ -223,7 +225,7 @@ def _rehearse(recipe: Recipe, facts: PublicFacts, clients: int) -> None:
     They are tried on a table with the same header and as many clients, whose rows are made up. If
     nobody has said what is predicted, settings must fit classes or numbers.
     """
-    data, engine = recipe.data, recipe.engine
+    data = recipe.data
     if data.test_file is not None:  # made-up rows are in no file
         refuse_trained(Path(data.test_file), Path(str(data.file)))
     owners = np.repeat(np.arange(clients), 2)
@@ -234,11 +236,10 @@ def _rehearse(recipe: Recipe, facts: PublicFacts, clients: int) -> None:
     classes: dict[str, Any] = {"type": "category", "categories": names}
     if data.label_separator is not None:
         classes["separator"] = data.label_separator
+    targets = [classes, number]
     if len(labels) > 1:
-        targets: list[dict[str, Any]] = [{"type": "boolean"}]
-    elif data.task is None:
-        targets = [classes, number]
-    else:
+        targets = [{"type": "boolean"}]
+    elif data.task is not None:
         targets = [number if data.task == Task.REGRESSION else classes]
     taken = (*labels, data.client_column, data.person_column)
     blank = blank_row(Path(str(data.file)))
@@ -255,10 +256,9 @@ def _rehearse(recipe: Recipe, facts: PublicFacts, clients: int) -> None:
         try:
             plan = plan_of(recipe, federation_of(made_up, rows=rows))
             refuse_baseline(recipe, plan)
-            speed = Speed(
-                engine.name, engine.chunk, engine.processes, engine.threads, engine.device
-            )
-            Run(plan, speed=speed, every=recipe.evaluation.every).close()
+            Run(
+                plan, speed=Speed(*vars(recipe.engine).values()), every=recipe.evaluation.every
+            ).close()
             return
         except FedveilError as error:
             refused = refused or error
@@ -329,6 +329,19 @@ def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe
     return replace(recipe, training=replace(training, cohort=_COHORT))
 
 
+def _with_whole_batches(recipe: Recipe, given: Collection[str]) -> Recipe:
+    """All records in every step of a linear model, whose loss is convex: noise is then least.
+
+    As secret batches of rate one, which are summed in double precision however many records.
+    """
+    training, keys = recipe.training, ("training.batch_size", "training.batches")
+    chosen = any(key in given for key in (*keys, "training.batch_rate", "privacy.adjacency"))
+    linear = recipe.model.name in ("auto", "linear", "logistic") and not recipe.model.hidden
+    if training.method != "dp-sgd" or chosen or not linear:
+        return recipe
+    return replace(recipe, training=replace(training, batch_rate=1.0))
+
+
 class TableSpace(Space):
     """Rounds, reach and stride of a run on a table, as exponents of two.
 
@@ -390,6 +403,7 @@ def _tuner(
     recipe: Recipe, federation: Federation, clients: int, given: Collection[str]
 ) -> tuple[Tuner, TableSpace]:
     """Prepare a search on made-up tables of little and of much signal."""
+    recipe = with_batch(recipe, federation)
     real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
     space = TableSpace(recipe, federation, real.sampling.expected_cohort, given)
     noise, records, trial = 1.0, _RECORDS, recipe
@@ -423,15 +437,6 @@ def _tuner(
     return search, space
 
 
-def _with_candidate(recipe: Recipe, candidate: Candidate, given: Collection[str]) -> Recipe:
-    """Return the recipe with settings where the user has set nothing."""
-    made = recipe_with_settings(recipe, candidate)
-    if "training.local_epochs" not in given:
-        return made
-    epochs = recipe.training.local_epochs
-    return replace(made, training=replace(made.training, local_steps=None, local_epochs=epochs))
-
-
 def _sentence(chosen: Recipe, runs: int, *, by_record: bool) -> str:
     training, clip = chosen.training, chosen.privacy.clip_norm
     local = f"{training.local_epochs} local epochs"
@@ -442,6 +447,8 @@ def _sentence(chosen: Recipe, runs: int, *, by_record: bool) -> str:
     if by_record:
         person = chosen.privacy.unit == Unit.PERSON
         whose = "each person's mean gradient" if person else "each row's gradient"
+        if training.batch_rate == 1:
+            local += " on all rows (best for a convex model)"
     averages = chosen.server.average not in (None, Average.NONE)
     averaged = ", the last rounds' models averaged" if averages else ""
     return (
@@ -468,9 +475,8 @@ def _warning(search: Tuner, candidate: Candidate, clients: int, *, by_record: bo
 
 def _hopeless(search: Tuner, candidate: Candidate, number: int) -> bool:
     """Return whether most runs under seeds that have chosen nothing are no result."""
-    worst = _LEARNT * search.proxies[number].trivial()
-    few, most = _FRESH
-    for runs in (few, most):
+    worst, runs, missed = _LEARNT * search.proxies[number].trivial(), 1, 0
+    for runs in _FRESH:
         missed = sum(o.error > worst for o in search.fresh(candidate, runs, number))
         if missed in (0, runs):
             break
@@ -479,9 +485,7 @@ def _hopeless(search: Tuner, candidate: Candidate, number: int) -> bool:
 
 _OURS = ("dp-fedavg", "dp-sgd", "moments")
 _CHOSEN = (
-    "training.rounds",
-    "training.local_steps",
-    "training.learning_rate",
+    *("training.rounds", "training.local_steps", "training.learning_rate"),
     "privacy.clip_norm",
 )
 

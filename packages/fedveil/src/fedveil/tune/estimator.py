@@ -32,10 +32,15 @@ from fedveil.run.trained import TrainedModel
 from fedveil.tune.defaults import choose
 
 _LABEL, _OWNER, _PERSON = "__label__", "__owner__", "__person__"
+_SETTING = "settings__"
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share. `settings` are recipe keys such as {"training.rounds": 32}."""
+    """What both estimators share.
+
+    `settings` are recipe keys such as {"training.rounds": 32}. A search of scikit-learn names each
+    of them `settings__training.rounds`.
+    """
 
     guarantee_: Guarantee | None
     _task: str
@@ -52,6 +57,21 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.epsilon, self.delta, self.unit = epsilon, delta, unit
         self.schema, self.settings, self.random_state = schema, settings, random_state
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return all parameters, and with `deep` each recipe key of `settings` by itself."""
+        params: dict[str, Any] = super().get_params(deep)
+        each = self.settings if deep and isinstance(self.settings, Mapping) else {}
+        return params | {f"{_SETTING}{key}": value for key, value in each.items()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; `settings__KEY` sets one recipe key and leaves the others as they are."""
+        keys = {name for name in params if name.startswith(_SETTING)}
+        super().set_params(**{name: params[name] for name in params.keys() - keys})
+        if keys:
+            changed = {name.removeprefix(_SETTING): params[name] for name in sorted(keys)}
+            self.settings = {**(self.settings or {}), **changed}
+        return self
 
     def _fit(self, table: pa.Table, groups: Any, persons: Any, **data: Any) -> None:
         """Train on a table with its label; `groups` says whose each row is, and `persons` of whom.
@@ -208,14 +228,8 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         settings: dict[str, Any] | None = None,
         random_state: int | None = None,
     ) -> None:
-        super().__init__(
-            epsilon=epsilon,
-            delta=delta,
-            unit=unit,
-            schema=schema,
-            settings=settings,
-            random_state=random_state,
-        )
+        self.epsilon, self.delta, self.unit = epsilon, delta, unit
+        self.schema, self.settings, self.random_state = schema, settings, random_state
         self.classes, self.class_weight = classes, class_weight
 
     def fit(self, X: Any, y: Any, groups: Any = None, persons: Any = None) -> Self:
@@ -224,11 +238,10 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         self._several = np.ndim(targets) == 2
         if self._several:
             return self._fit_several(table, np.asarray(targets), groups, persons)
-        declared: dict[str, Any] = {}
-        known = None
+        declared, known = dict[str, Any](), None
         if self.classes is not None:
             known = {value: _name(value) for value in np.unique(self.classes).tolist()}
-            declared = {"data.classes": list(known.values())}
+            declared["data.classes"] = list(known.values())
         if self.class_weight is not None:
             if not isinstance(self.class_weight, Mapping):
                 raise ConfigError(
@@ -247,7 +260,8 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             raise ConfigError(f"{error} ({hint})") from None
         # Of labels that nobody declared only those that the guarantee pays for may be told.
         found = [_value(name) for name in self.model_.class_names]
-        order = sorted(range(len(found)), key=lambda place: (_is_text(found[place]), found[place]))
+        text = [isinstance(label, str) for label in found]
+        order = sorted(range(len(found)), key=lambda place: (text[place], found[place]))
         self.classes_ = _classes([found[place] for place in order], targets.dtype)
         self._order = np.array(order)
         return self
@@ -328,16 +342,12 @@ def _label(entry: Any, known: Mapping[Any, str] | None) -> str | None:
     return _name(entry)
 
 
-def _is_text(label: Any) -> bool:
-    return isinstance(label, str)
-
-
 def _classes(labels: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """The classes that are told, of the type of `y`, but for text, whose type knows the longest,
     and for lists, which have none."""
     if dtype.kind not in "UO":
         return np.array(labels, dtype)
-    mixed = len(set(map(_is_text, labels))) > 1
+    mixed = len({isinstance(label, str) for label in labels}) > 1
     return np.array(labels, object if mixed else None)
 
 

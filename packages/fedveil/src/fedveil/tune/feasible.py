@@ -16,20 +16,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Protocol
 
-from fedveil.core.arguments import count, delta_value, not_negative, positive
+from fedveil.core.arguments import check_fields, count, delta_value, not_negative, one_of, positive
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
+from fedveil.methods.parts.noise_placement import Noise
 from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.calibration import calibrate_mechanism
+from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Gaussian, Laplace
 from fedveil.privacy.refusals import MechanismRefused
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampling, sampling_kind
 from fedveil.privacy.translation import usual_adjacency
 
 ROUNDS = (10, 100, 1000)
-NOISES = ("gaussian", "laplace")
 SIGNAL_TO_NOISE = (
     "norm of the average of a cohort that agrees fully, over the norm of the noise on it; "
     "over a run sqrt(rounds) times this"
@@ -79,11 +81,8 @@ class Way:
 class PaperClaim(Protocol):
     """What a paper says of the same noise: shown beside what is proved, never instead."""
 
-    @property
-    def paper(self) -> str: ...
-
-    @property
-    def value(self) -> float: ...
+    paper: str
+    value: float
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -117,23 +116,20 @@ class Question:
     trusts: tuple[Trust, ...] = tuple(Trust)
     dropped: float = 0.1
     colluders: int = 1
-    noise: str = "gaussian"
+    noise: str = Noise.GAUSSIAN
 
     def __post_init__(self) -> None:
         remaining(self.epsilon, self.delta)
-        if self.noise not in NOISES:
-            raise ConfigError(f"noise: must be one of {', '.join(NOISES)}, got {self.noise!r}")
-        if self.noise == "gaussian" and self.delta == 0:
+        check_fields(self, noise=one_of(Noise), clients=count, dimension=count)
+        if self.noise == Noise.GAUSSIAN and self.delta == 0:
             raise ConfigError("delta: must be above 0 for Gaussian noise; use laplace noise for 0")
-        count("clients", self.clients)
-        count("dimension", self.dimension)
+        if not (self.cohorts and self.rounds and self.trusts):
+            raise ConfigError("cohorts, rounds and trusts: give at least one of each")
+        for rounds in self.rounds:
+            count("rounds", rounds)
         for cohort in self.cohorts:
             if count("cohort", cohort) > self.clients:
                 raise ConfigError(f"cohort: must be at most clients={self.clients}, got {cohort}")
-        for rounds in self.rounds:
-            count("rounds", rounds)
-        if not (self.cohorts and self.rounds and self.trusts):
-            raise ConfigError("cohorts, rounds and trusts: give at least one of each")
         if not_negative("dropped", self.dropped) >= 1:
             raise ConfigError(f"dropped: must be a share below 1, got {self.dropped:g}")
         if count("colluders", self.colluders, least=0) >= self.clients:
@@ -176,19 +172,15 @@ def feasible(question: Question, claim_of: ClaimOf | None = None) -> list[Row]:
     Returns:
         Rows; ways without a proof for this noise are left out, and `without_proof` names them.
     """
-    found = []
-    refusal: PrivacyRefusal | None = None
+    found, refusals = list[Row](), list[PrivacyRefusal]()
     for way in _asked(question):
         try:
-            found += [
-                _row(question, way, cohort, rounds, claim_of)
-                for cohort in question.cohorts
-                for rounds in question.rounds
-            ]
+            for cohort, rounds in product(question.cohorts, question.rounds):
+                found.append(_row(question, way, cohort, rounds, claim_of))
         except MechanismRefused as refused:
-            refusal = refused
-    if not found and refusal is not None:
-        raise refusal
+            refusals.append(refused)
+    if refusals and not found:
+        raise refusals[0]
     return found
 
 
@@ -221,46 +213,49 @@ def warnings(rows: Sequence[Row]) -> list[str]:
 
 
 def _row(question: Question, way: Way, cohort: int, rounds: int, claim_of: ClaimOf | None) -> Row:
-    sampling = way.sampling(question.clients, cohort)
-    ideal: dict[str, Any] = {"population": question.clients, "arithmetic": Arithmetic.IDEALISED}
-    privacy_model = PrivacyModel(Unit.CLIENT, way.adjacency, way.trust, **ideal)
-    laplace = question.noise == "laplace"
+    sampling, laplace = way.sampling(question.clients, cohort), question.noise == Noise.LAPLACE
+    exact: dict[str, Any] = {
+        "population": question.clients,
+        "arithmetic": Arithmetic.IDEALISED,
+    }
+    privacy_model = PrivacyModel(Unit.CLIENT, way.adjacency, way.trust, **exact)
     make: Callable[[float], Laplace | Gaussian] = Laplace if laplace else Gaussian
     budget: dict[str, Any] = {"epsilon": question.epsilon, "delta": question.delta}
     mechanism = calibrate_mechanism(
-        make, **budget, sampling=sampling, rounds=rounds, privacy_model=privacy_model
+        make, sampling=sampling, rounds=rounds, privacy_model=privacy_model, **budget
     )
-    noise = (
-        mechanism.scale_multiplier if isinstance(mechanism, Laplace) else mechanism.noise_multiplier
-    )
-    release = Release(mechanism, sampling, rounds)
+    noise = float(getattr(mechanism, "scale_multiplier" if laplace else "noise_multiplier"))
 
-    def cost(changed: PrivacyModel) -> float:
+    def guarantee(**changed: Any) -> Guarantee:
+        release, model = Release(mechanism, sampling, rounds), replace(privacy_model, **changed)
+        return account([release], privacy_model=model, delta=question.delta)
+
+    def cost(**changed: Any) -> float:
         try:
-            return account([release], privacy_model=changed, delta=question.delta).epsilon
+            return guarantee(**changed).epsilon
         except PrivacyRefusal:
             return math.inf  # not one honest share is sure to be left
 
-    guarantee = account([release], privacy_model=privacy_model, delta=question.delta)
-    alone = way.trust is Trust.LOCAL
+    alone, promised = way.trust is Trust.LOCAL, guarantee()
     spread = math.sqrt(2) * question.dimension if laplace else math.sqrt(question.dimension)
     ratio = (math.sqrt(cohort) if alone else cohort) / (noise * spread)
     over_run = ratio * math.sqrt(rounds)
-    arriving = cohort - math.ceil(question.dropped * cohort)
-    left = arriving if way.trust is Trust.DISTRIBUTED else privacy_model.honest_shares
+    dropped: dict[str, Any] = {}
+    if way.trust is Trust.DISTRIBUTED:
+        dropped["honest_shares"] = cohort - math.ceil(question.dropped * cohort)
     return Row(
         trust=way.trust,
         sampling=sampling_kind(sampling),
         adjacency=way.adjacency,
         cohort=cohort,
         rounds=rounds,
-        participations=guarantee.participations,
+        participations=promised.participations,
         noise_multiplier=noise,
-        epsilon=guarantee.epsilon,
+        epsilon=promised.epsilon,
         signal_to_noise=ratio,
         run_signal_to_noise=over_run,
         clients_needed=math.ceil(question.clients * max(1.0, over_run ** (-2 if alone else -1))),
-        epsilon_if_dropped=cost(replace(privacy_model, honest_shares=left)),
-        epsilon_if_colluding=cost(replace(privacy_model, colluders=question.colluders)),
+        epsilon_if_dropped=cost(**dropped),
+        epsilon_if_colluding=cost(colluders=question.colluders),
         claim=None if claim_of is None else claim_of(way, question, cohort, rounds, noise),
     )

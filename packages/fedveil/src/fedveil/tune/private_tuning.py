@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
@@ -76,7 +77,8 @@ def tuned(
     for number in range(dice.geometric(Fraction(mean))):
         at = dice.below(len(plans))
         seed = None if recipe.seed is None else recipe.seed + 1 + number
-        run = Run(_noisier(replace(plans[at], seed=seed), noise), every=real.method.rounds)
+        plan = replace(plans[at], seed=seed, noise_multiplier=noise)
+        run = Run(plan, every=real.method.rounds)
         try:
             metrics = run.finish()
             loss = metrics.loss if math.isfinite(metrics.loss) else math.inf
@@ -110,9 +112,10 @@ def _check(recipe: Recipe, real: Plan, plans: Sequence[Plan]) -> None:
             "tune on public data (--pilot --proxy), or use a method with a trusted aggregator",
         )
     rounds = real.method.rounds
-    expected = _noisier(real, 1.0).releases(rounds)
+    expected = real.private_noise.scaled(1.0).releases(rounds)
     for plan in plans:
-        if plan.method.rounds != rounds or _noisier(plan, 1.0).releases(rounds) != expected:
+        same = plan.private_noise.scaled(1.0).releases(rounds) == expected
+        if plan.method.rounds != rounds or not same:
             raise PrivacyRefusal(
                 "the settings to choose from release different things, and the proof is about runs "
                 "that all cost the same",
@@ -122,16 +125,12 @@ def _check(recipe: Recipe, real: Plan, plans: Sequence[Plan]) -> None:
 
 def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tuple[float, Guarantee]:
     """Return the least noise with which everything keeps to the budget, and its guarantee."""
-    privacy_model, given, epsilon = (
-        real.privacy_model,
-        real.guarantee,
-        recipe.privacy.epsilon or 0.0,
-    )
+    privacy_model, given = real.privacy_model, real.guarantee
     if privacy_model is None or given is None:
         raise ConfigError("--tune-on-private-data: needs a private method")
 
     def releases(noise: float) -> tuple[Release, ...]:
-        return _noisier(real, noise).releases(real.method.rounds)
+        return replace(real, noise_multiplier=noise).releases(real.method.rounds)
 
     scores = f"Runs were scored on {scored.source}, declared to be public."
     unseen = test_examples(real.federation)  # no run is scored on them
@@ -140,11 +139,8 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tupl
         declared=(*privacy_model.declared, scores),
         not_covered=tuple(one for one in privacy_model.not_covered if one not in unseen),
     )
-    cost: dict[str, Any] = {
-        "privacy_model": scored_publicly,
-        "delta": given.delta,
-        "tuning": tuning,
-    }
+    cost: dict[str, Any] = {"delta": given.delta, "tuning": tuning}
+    cost["privacy_model"], epsilon = scored_publicly, recipe.privacy.epsilon or 0.0
     start = 2 * (real.noise_multiplier or 1.0)
     noise = least_noise(releases, epsilon=epsilon, guess=start, **cost)
     if noise is None:
@@ -156,12 +152,6 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tupl
     return noise, account(releases(noise), **cost)
 
 
-def _noisier(plan: Plan, noise: float) -> Plan:
-    if plan.context is None:
-        raise ConfigError("--tune-on-private-data: needs a private method")
-    return replace(plan, noise_multiplier=noise)
-
-
 def _scored_on(private: Federation, scored: Proxy) -> Federation:
     """Return the private federation with public examples as its test part."""
     public = scored.federation
@@ -170,12 +160,9 @@ def _scored_on(private: Federation, scored: Proxy) -> Federation:
             "--proxy synthetic: scores on made-up data say nothing about a real model; name "
             "public data"
         )
-    same = (public.task, public.classes, public.input_shape) == (
-        private.task,
-        private.classes,
-        private.input_shape,
-    )
-    if not same or (public.scaling is None) != (private.scaling is None):
+    shape = attrgetter("task", "classes", "input_shape")
+    scaled = (public.scaling is None) == (private.scaling is None)
+    if shape(public) != shape(private) or not scaled:
         raise ConfigError(f"--proxy: {scored.source} does not have the recipe's inputs and classes")
     return replace(private, test=public.train, verified=True)
 

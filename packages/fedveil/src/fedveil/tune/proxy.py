@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.assignment import generator, offsets_of
@@ -81,7 +80,14 @@ def proxy_of(
     found = federation_of(_public_section(recipe, name))
     source = f"{found.name} (public)"
     where = str(Path(name).absolute()) if Path(name).exists() else name
-    return Proxy(found, source, _differences(found, federation), (where,))
+    notes: tuple[str, ...] = ()
+    if found.input_shape != federation.input_shape or found.classes != federation.classes:
+        notes = (
+            f"the proxy has inputs of shape {list(found.input_shape)} and {found.classes} classes, "
+            f"the recipe's data {list(federation.input_shape)} and {federation.classes}: a rough "
+            "guide only",
+        )
+    return Proxy(found, source, notes, (where,))
 
 
 def with_look(recipe: Recipe, looked_at: Iterable[str]) -> Recipe:
@@ -157,16 +163,6 @@ def _partition(data: DataSection, clients: int) -> Partition | None:
     return named(name, clients=clients, **({"alpha": alpha} if name == "dirichlet" else {}))
 
 
-def _differences(proxy: Federation, real: Federation) -> tuple[str, ...]:
-    found = []
-    if proxy.input_shape != real.input_shape or proxy.classes != real.classes:
-        found.append(
-            f"the proxy has inputs of shape {list(proxy.input_shape)} and {proxy.classes} classes, "
-            f"the recipe's data {list(real.input_shape)} and {real.classes}: a rough guide only"
-        )
-    return tuple(found)
-
-
 def _scored_on_train(federation: Federation) -> Federation:
     """Return the federation with a part of every client's training examples as its test part."""
     sizes = federation.sizes
@@ -183,12 +179,8 @@ def _scored_on_train(federation: Federation) -> Federation:
     kept = sizes - np.add.reduceat(out.astype(np.int64), firsts)
     return replace(
         federation,
-        train=federation.train.take(_rows(~out)),
+        train=federation.train.take(np.flatnonzero(~out)),
         offsets=offsets_of(kept),
-        test=federation.train.take(_rows(out)),
+        test=federation.train.take(np.flatnonzero(out)),
         verified=True,
     )
-
-
-def _rows(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    return np.flatnonzero(chosen).astype(np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from scipy.stats import qmc
@@ -14,6 +14,7 @@ from fedveil.methods.parts.from_recipe import clip_norm
 from fedveil.methods.registry import METHODS
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.sampling import Balanced, Everyone, RoundRobin
+from fedveil.training.client.batches import unit_sizes
 from fedveil.training.server.schedules import RateSchedule
 from fedveil.tune.trials import Candidate, ProxyTrials, clips_gradients
 
@@ -88,6 +89,7 @@ _BOX = {
     "stride": (-5.0, 6.0),
     "clip_norm": (-6.0, 1.0),
     "server_learning_rate": (-4.0, 4.0),
+    "batch_size": (-4.0, 6.0),
     "smoothing": (0.0, 1.0),
     "penalty": (0.0, 1.0),
     "sparsity": (0.0, 1.0),
@@ -112,6 +114,7 @@ class RecipeSpace(Space):
         reach: Norm of a typical client's first gradient, in the clip's own norm.
         clips_gradients: The clip bounds gradients (Fu, Hu), so it does not grow with the steps.
         fixed: Coordinates that stay as they are in `base`.
+        records: Records of a client on average, the largest batch.
         by_turns: Clients take turns, and noise is paid for whole participations: rounds go up or
             down to the last one that costs no further participation.
     """
@@ -124,6 +127,7 @@ class RecipeSpace(Space):
     clips_gradients: bool
     fixed: frozenset[str] = frozenset()
     by_turns: bool = False
+    records: int = 1
 
     @property
     def box(self) -> dict[str, tuple[float, float]]:
@@ -137,7 +141,15 @@ class RecipeSpace(Space):
 
     @property
     def start(self) -> Point:
-        return self.point(self.base)
+        """Where the recipe's own settings stand, or the nearest place in the box."""
+        base, places = self.base, dict.fromkeys(_BOX, 0.0)
+        reach = self._reach(base.learning_rate, base.local_steps)
+        places["local_steps"] = math.log2(base.local_steps)
+        places["total"] = math.log2(base.total_steps / self.most_steps)
+        places["clip_norm"] = math.log2(base.clip_norm / reach)
+        for name, most in _MOST.items():
+            places[name] = math.sqrt((getattr(base, name) or 0.0) / most)
+        return {name: min(high, max(low, places[name])) for name, (low, high) in self.box.items()}
 
     def candidate(self, at: Point) -> Candidate:
         base = self.base
@@ -152,29 +164,16 @@ class RecipeSpace(Space):
             clip = short(self._reach(rate, steps) * 2.0 ** at["clip_norm"])
         elif not self.clips_gradients:
             clip = short(clip * rate * steps / (base.learning_rate * base.local_steps))
-        found = Candidate(steps, rounds, rate, clip, cohort, base.server_learning_rate)
-        parts: dict[str, Any] = {name: self._part(name, at) for name in _MOST}
+        parts: dict[str, Any] = {"server_learning_rate": base.server_learning_rate}
+        parts |= {name: self._part(name, at) for name in _MOST}
+        if base.batch_size is not None:
+            batch = round(base.batch_size * 2.0 ** at.get("batch_size", 0.0))
+            parts["batch_size"] = min(self.records, max(1, batch))
+        parts |= {name: at[name] for name in _SERVER if name in at}
         if "server_learning_rate" in self.box:
             server = (base.server_learning_rate or 1.0) * 2.0 ** at["server_learning_rate"]
-            return replace(found, server_learning_rate=short(server), **parts)
-        return replace(found, **parts, **{name: at[name] for name in _SERVER if name in at})
-
-    def point(self, candidate: Candidate) -> Point:
-        """Return where a candidate stands, or the nearest place in the box."""
-        base, rate, steps = self.base, candidate.learning_rate, candidate.local_steps
-        servers = (candidate.server_learning_rate or 1) / (base.server_learning_rate or 1)
-        ratios = {
-            "local_steps": steps,
-            "total": candidate.total_steps / self.most_steps,
-            "cohort": (candidate.cohort or 1) / (base.cohort or 1),
-            "stride": self._stride(candidate) / self._stride(base),
-            "clip_norm": candidate.clip_norm / self._reach(rate, steps),
-            "server_learning_rate": servers,
-        }
-        places = {name: math.log2(ratio) for name, ratio in ratios.items()}
-        for name, most in _MOST.items():
-            places[name] = math.sqrt((getattr(candidate, name) or 0.0) / most)
-        return {name: min(high, max(low, places[name])) for name, (low, high) in self.box.items()}
+            parts["server_learning_rate"] = short(server)
+        return Candidate(steps, rounds, rate, clip, cohort, **parts)
 
     def server_changes(self, at: Point) -> Iterator[Point]:
         """Yield points with one thing changed that the recipe leaves to the server.
@@ -268,8 +267,10 @@ def space_of(trials: ProxyTrials, local_steps: int, most_steps: int | None = Non
         clip_norm(recipe),
         None if everyone else max(1, round(real.sampling.expected_cohort)),
         server.learning_rate if server.optimizer != "sgd" else None,
+        batch_size=None if real.method.local.batch_rate is None else real.method.local.batch_size,
         **usual,
     )
+    units = int(unit_sizes(real.federation, real.method.local).sum())
     fixed = set()
     if method == "dp-sgd":
         fixed.add("local_steps")
@@ -286,6 +287,7 @@ def space_of(trials: ProxyTrials, local_steps: int, most_steps: int | None = Non
         clips_gradients(real.method),
         frozenset(fixed),
         isinstance(real.sampling, RoundRobin | Balanced),
+        max(1, round(units / real.federation.clients)),
     )
 
 

@@ -149,13 +149,11 @@ def _examples(
     if like.task is Task.REGRESSION:
         noisy = scores[:, 0] + draw.standard_normal(len(scores), dtype=np.float32)
         targets = noisy / np.float32(math.hypot(1.0, signal))  # a deviation of 1
-        return Examples(inputs.reshape(-1, *like.input_shape), targets)
-    if like.task is Task.MULTI_LABEL:
-        holds = scores + draw.logistic(size=scores.shape) > 0
-        return Examples(inputs.reshape(-1, *like.input_shape), holds.astype(np.int64))
-    # The largest of score + Gumbel noise is a draw from the softmax of the scores.
-    chosen = np.argmax(scores + draw.gumbel(size=scores.shape), axis=1).astype(np.int64)
-    return Examples(inputs.reshape(-1, *like.input_shape), chosen)
+    elif like.task is Task.MULTI_LABEL:
+        targets = (scores + draw.logistic(size=scores.shape) > 0).astype(np.int64)
+    else:  # The largest of score + Gumbel noise is a draw from the softmax of the scores.
+        targets = np.argmax(scores + draw.gumbel(size=scores.shape), axis=1).astype(np.int64)
+    return Examples(inputs.reshape(-1, *like.input_shape), targets)
 
 
 def _inputs(

@@ -21,28 +21,24 @@ from fedveil.core.units import Arithmetic, Unit
 from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import Drawn
-from fedveil.planning.assemble import method_of, model_of
+from fedveil.planning.assemble import method_of, model_of, with_batch
 from fedveil.planning.plan import Budget, Plan, quick_noise
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.secure_sums.aggregation import Aggregation
 from fedveil.run.evaluation import Metrics
 from fedveil.run.run import Run, Speed
+from fedveil.training.client.local_training import BatchKind
 from fedveil.training.models.flat import flatten
 from fedveil.tune.proxy import Proxy, some_clients
-
-_TRAINING = ("learning_rate", "rounds", "local_steps", "penalty", "sparsity")
-_SERVER = {
-    "learning_rate": "server_learning_rate",
-    "smoothing": "smoothing",
-    "momentum": "server_momentum",
-    "schedule": "server_schedule",
-}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that a trial is made with, by the recipe's names. None: not this method's."""
+    """Settings that a trial is made with, by the recipe's names. None: not this method's.
+
+    Those that begin with `server_` are of the server's section.
+    """
 
     local_steps: int
     rounds: int
@@ -56,11 +52,11 @@ class Candidate:
     server_momentum: float | None = None
     server_schedule: str | None = None
     clip_quantile: float | None = None
+    batch_size: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings that are set."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in fields.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def total_steps(self) -> int:
@@ -73,24 +69,32 @@ class Candidate:
 
 def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
     """Return the recipe with a candidate's settings."""
-    settings = candidate.to_dict()
-    changes = {name: settings[name] for name in _TRAINING if name in settings}
+    settings, clip = candidate.to_dict(), candidate.clip_norm
+    training = {key: settings[key] for key in _TRAINING if key in settings}
+    if candidate.batch_size is not None:  # the rate of secret batches follows from it
+        kept = {"batch_size": candidate.batch_size, "batch_rate": None}
+        training |= {**kept, "batches": BatchKind.POISSON.value}
     if candidate.cohort is not None:
-        changes |= {"cohort": candidate.cohort, "rate": None}
-    server = {key: settings[name] for key, name in _SERVER.items() if name in settings}
-    tracked: dict[str, Any] = {}
+        training |= {"cohort": candidate.cohort, "rate": None}
+    server = {
+        key.removeprefix("server_"): value
+        for key, value in settings.items()
+        if key == "smoothing" or key.startswith("server_")
+    }
+    privacy: dict[str, Any] = {"clip_norm": clip}
     if candidate.clip_quantile is not None:
-        tracked["clip_quantile"] = candidate.clip_quantile
+        privacy["clip_quantile"] = candidate.clip_quantile
     if candidate.clip_quantile is not None or recipe.privacy.clip_highest is not None:
-        tracked["clip_highest"] = candidate.clip_norm  # no higher: that would add noise
+        privacy["clip_highest"] = clip  # no higher: that would add noise
     return replace(
         recipe,
-        training=replace(recipe.training, local_epochs=None, **changes),
+        training=replace(recipe.training, local_epochs=None, **training),
         server=replace(recipe.server, **server),
-        privacy=replace(recipe.privacy, clip_norm=candidate.clip_norm, **tracked),
+        privacy=replace(recipe.privacy, **privacy),
     )
 
 
+_TRAINING = ("learning_rate", "rounds", "local_steps", "penalty", "sparsity")
 _LEAST_COHORT = 8  # of a trial: fewer clients say nothing about an average
 _ENOUGH = 1000  # clients of a trial's round: their average says as much as that of more
 _ROUND, _STEP = 5e6, 2e3  # multiplications that take as long as an empty round, or step of a client
@@ -174,7 +178,6 @@ class ProxyTrials:
                 "other data"
             )
         self.recipe, self.real, self.proxy = recipe, real, proxy
-        self.calibrations = 0
         self._noise = cache(self._calibrated)
         self._some = cache(lambda clients, seed: some_clients(proxy.federation, clients, seed))
 
@@ -211,7 +214,9 @@ class ProxyTrials:
 
     def plan(self, trial: Trial) -> Plan:
         """Return a trial as a plan. It promises nothing: its data are public."""
-        recipe = self._at(trial.candidate, trial.epsilon)
+        recipe = recipe_with_settings(self.recipe, trial.candidate)
+        recipe = replace(recipe, privacy=replace(recipe.privacy, epsilon=trial.epsilon))
+        recipe = with_batch(recipe, self.real.federation)
         noise = trial.noise * self.noise(recipe, 2 if trial.share == 1 else 4)
         wanted = self._cohort(recipe)
         part = (cohort := self._trial_cohort(wanted, trial.share)) / wanted
@@ -255,10 +260,11 @@ class ProxyTrials:
 
         It depends on nothing but public numbers, so a search limited by it is repeatable.
         """
-        candidate = trial.candidate
+        candidate, usual = trial.candidate, self.real.method.local.batch_size or 1
+        batch = (candidate.batch_size or usual) / usual
         wanted = self._cohort(recipe_with_settings(self.recipe, candidate))
         steps = self._trial_cohort(wanted, trial.share) * candidate.local_steps
-        return _BEGIN + candidate.rounds * (1 + steps * self._step_cost / _ROUND)
+        return _BEGIN + candidate.rounds * (1 + steps * batch * self._step_cost / _ROUND)
 
     def noise(self, recipe: Recipe, step: int = 2) -> float:
         """The noise multiplier of the real run.
@@ -270,22 +276,24 @@ class ProxyTrials:
         if privacy_model is None or privacy_model.unit is not Unit.CLIENT:
             return self._noise(recipe)  # every setting may count for a record
         # What the noise does not depend on is set alike, so that it is calibrated once.
-        fixed = replace(recipe.training, local_steps=1, local_epochs=None, learning_rate=1.0)
-        fixed = replace(fixed, penalty=None, sparsity=None)
-        privacy = replace(recipe.privacy, clip_norm=1.0, clip_highest=None)
-        plain = replace(recipe, training=fixed, server=self.recipe.server, privacy=privacy)
+        alike: dict[str, Any] = {"local_steps": 1, "local_epochs": None, "learning_rate": 1.0}
+        alike |= {"penalty": None, "sparsity": None}
+
+        def noise(rounds: int) -> float:
+            training = replace(recipe.training, rounds=rounds, **alike)
+            privacy = replace(recipe.privacy, clip_norm=1.0, clip_highest=None)
+            server = self.recipe.server
+            return self._noise(replace(recipe, training=training, server=server, privacy=privacy))
+
         if not self.real.sampling.amplifies:
-            return self._noise(plain)
+            return noise(rounds)
         power = 1
         while power * step <= rounds:
             power *= step
-        low, high = (
-            replace(plain, training=replace(fixed, rounds=r)) for r in (power, power * step)
-        )
-        found = self._noise(low)
+        low = noise(power)
         if power == rounds:
-            return found
-        return float(found * (self._noise(high) / found) ** math.log(rounds / power, step))
+            return low
+        return float(low * (noise(power * step) / low) ** math.log(rounds / power, step))
 
     def reach(self) -> float:
         """Return the median norm of clients' first gradients on the proxy, in the clip's norm."""
@@ -297,16 +305,14 @@ class ProxyTrials:
         first = trial_plan(recipe, self._some(_MEASURED, 0), noise=1.0, seed=0)
         run = Run(first, speed=Speed(processes=1), every=1)
         try:
-            unprotected_stats = next(iter(run)).unprotected_stats
+            seen = next(iter(run)).unprotected_stats
         finally:
             run.close()
-        if unprotected_stats is None or not (
-            math.isfinite(unprotected_stats.norm) and unprotected_stats.norm > 0
-        ):
+        if seen is None or not 0 < seen.norm < math.inf:
             raise ConfigError(
                 f"--proxy: {self.proxy.source} gives no gradients to start from; name other data"
             )
-        return unprotected_stats.norm
+        return seen.norm
 
     def trivial(self) -> float:
         """Return the error of the best answer that looks at no input."""
@@ -319,33 +325,26 @@ class ProxyTrials:
             return 1 - float(np.bincount(targets.ravel()).max() / targets.size)
         return float(targets.astype(np.float64).var() / 2)
 
-    def _at(self, candidate: Candidate, epsilon: float) -> Recipe:
-        recipe = recipe_with_settings(self.recipe, candidate)
-        return replace(recipe, privacy=replace(recipe.privacy, epsilon=epsilon))
-
     def _cohort(self, recipe: Recipe) -> int:
         rule, clients = method_of(recipe).cohort, self.real.federation.clients
         return max(1, round(rule.resolve(clients, recipe.training.rounds).expected_cohort))
 
     def _calibrated(self, recipe: Recipe) -> float:
-        self.calibrations += 1
-        privacy = recipe.privacy
+        recipe, privacy = with_batch(recipe, self.real.federation), recipe.privacy
         return quick_noise(method_of(recipe), self.real, Budget(privacy.epsilon, privacy.delta))
 
 
 def _train(planned: Plan, deadline: float) -> tuple[Metrics | None, int]:
     """Return the final metrics and the rounds they took; None for a run that diverges."""
     chunk = _TOGETHER if planned.layout.size <= _SMALL else None
-    speed = Speed(chunk=chunk, processes=1)
-    run = Run(planned, speed=speed, every=planned.method.rounds)
+    run = Run(planned, speed=Speed(chunk=chunk, processes=1), every=planned.method.rounds)
     try:
         for report in run:
             # A large loss is no reason to stop: under much noise all settings have one, and which
             # of them is the least is the question.
-            if report.unprotected_stats is not None and report.unprotected_stats.rejected > 0:
-                return None, report.round_number
-            if report.metrics is not None:
-                return report.metrics, report.round_number
+            diverged = report.unprotected_stats is not None and report.unprotected_stats.rejected
+            if diverged or report.metrics is not None:
+                return None if diverged else report.metrics, report.round_number
             if time.monotonic() > deadline:
                 raise OutOfTime
     finally:
@@ -357,7 +356,7 @@ def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) 
     """Return the recipe's plan on public data with this noise, which promises nothing."""
     method, chosen = method_of(recipe), recipe.model
     if method.placement is not None:
-        method = replace(method, placement=method.placement.in_one_draw())
+        method = replace(method, placement=replace(method.placement, one_draw=True))
     # These clients are counted, and nobody's sum needs to be hidden.
     counted = replace(method.cohort, clients=None)
     method = replace(method, cohort=counted, aggregation=Aggregation())

@@ -140,15 +140,15 @@ class Tuner:
             with suppress(OutOfTime):
                 points = {self.space.candidate(point): point for point in self._first()}
                 self._improve(points[self.race(list(points))[0]])
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # between two trials
             self.interrupted = True
         if not self.outcomes:
             raise ConfigError(
                 f"the search ended after {self.elapsed:.1f} s, before its first result; give it "
                 "more --time"
             )
-        if self.best is None:  # nothing is known to be better
-            self.best = self.space.candidate(self.space.start)
+        # Without a best, nothing is known to be better than the start.
+        self.best = self.best or self.space.candidate(self.space.start)
         return self.best
 
     def race(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -162,17 +162,12 @@ class Tuner:
             part = rung == 0 and len(self.seeds) > 1 and len(left) > 3
             share = _PART * self.share if part else self.share
             scores: dict[Candidate, float] = {}
-            try:
+            with suppress(OutOfTime):
                 for candidate in left:
                     scores[candidate] = self.score(candidate, seeds, share, _RACE)
-            except (OutOfTime, KeyboardInterrupt) as stop:
-                if rung == 0 and scores:
-                    left.sort(key=lambda c: scores.get(c, math.inf))
-                    self.best = left[0]
-                if isinstance(stop, KeyboardInterrupt) or self.best is None:
-                    raise
+            if len(scores) < len(left) and (rung or not scores):
                 break  # this rung is not complete: the order of the one before holds
-            left.sort(key=lambda c: scores[c])
+            left.sort(key=lambda c: scores.get(c, math.inf))
             self.best = left[0]
             if seeds != self.seeds[-1]:
                 kept = max(3, math.ceil(len(left) / _KEPT))
@@ -210,10 +205,9 @@ class Tuner:
         """Move along one coordinate, in the direction that helps."""
         for moves in (step, -step):
             start = point
-            while (there := self.space.moved(point, name, moves)) is not None:
-                if not self._beats(there, point):
-                    break
-                point = there
+            there = self.space.moved(point, name, moves)
+            while there is not None and self._beats(there, point):
+                point, there = there, self.space.moved(there, name, moves)
             if point != start:
                 break
         return point
@@ -265,19 +259,17 @@ class Tuner:
             if self.interrupted or late or self.spent > part * self.effort:
                 raise OutOfTime
             proxy = self.proxies[number]
-            deadline = {} if math.isinf(self.seconds) else {"deadline": self._began + self.seconds}
-            known = self.outcomes[number, trial] = proxy(trial, **deadline)
-            self.spent += proxy.cost(trial)
-            self.show(
-                SearchProgress(
-                    self._stage, len(self.outcomes), self.spent / self.effort, self._least(number)
-                )
-            )
+            try:
+                known = proxy(trial, self._began + self.seconds)
+                self.outcomes[number, trial] = known
+                self.spent += proxy.cost(trial)
+                least = min(o.error for (n, _), o in self.outcomes.items() if n == number)
+                done = self.spent / self.effort
+                self.show(SearchProgress(self._stage, len(self.outcomes), done, least))
+            except KeyboardInterrupt:
+                self.interrupted = True
+                raise OutOfTime from None
         return known
-
-    def _least(self, number: int) -> float:
-        whole = [o.error for (n, t), o in self.outcomes.items() if n == number]
-        return min(whole, default=math.inf)
 
     def fresh(
         self,
@@ -301,13 +293,9 @@ class Tuner:
         usual, found = self._trial(candidate, 0), list[Outcome]()
         budget = self.epsilon if epsilon is None else epsilon
         asked = replace(usual, epsilon=budget, noise=noise * usual.noise)
-        try:
+        with suppress(OutOfTime):
             for seed in range(_FRESH, _FRESH + runs):
                 found.append(self.outcome(number, replace(asked, seed=seed), math.inf))
-        except OutOfTime:
-            pass
-        except KeyboardInterrupt:
-            self.interrupted = True
         return found
 
     def expected(
@@ -343,9 +331,10 @@ def mean(values: Iterable[float]) -> float:
 def _expected(outcomes: Sequence[Outcome], fresh: bool) -> Expected:
     losses = [outcome.loss for outcome in outcomes]
     accuracies = [outcome.accuracy for outcome in outcomes if outcome.accuracy is not None]
-    accuracy = mean(accuracies) if accuracies else None
-    spread = _deviation(accuracies) if accuracies else None
-    return Expected(mean(losses), _deviation(losses), accuracy, spread, len(outcomes), fresh)
+    found = Expected(mean(losses), _deviation(losses), None, None, len(outcomes), fresh)
+    if not accuracies:
+        return found
+    return replace(found, accuracy=mean(accuracies), accuracy_spread=_deviation(accuracies))
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -5,7 +5,17 @@ the same kinds. `plant` says within how many pairs of the cases that it can conc
 the search must find it: about four times as many as it took when this was written.
 """
 
-from . import bought, doors, isolation, noise, outside, parts, persons, sensitivity  # noqa: F401
+from . import (  # noqa: F401
+    bought,
+    coins,
+    doors,
+    isolation,
+    noise,
+    outside,
+    parts,
+    persons,
+    sensitivity,
+)
 from .registry import AMONG, MOST, NEAR, PLANTED, WHERE
 
 __all__ = ["AMONG", "MOST", "NEAR", "PLANTED", "WHERE"]

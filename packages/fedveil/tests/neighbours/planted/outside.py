@@ -14,8 +14,7 @@ from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import Ledger
 from fedveil.run import directory
 from fedveil.run import round as round_module
-from fedveil.run.checkpoint import fingerprint, load_checkpoint
-from fedveil.run.directory import RunDirectory
+from fedveil.run.directory import RunDirectory, fingerprint, load_checkpoint
 from fedveil.run.run import Run
 
 from ..cases import RESUMED
@@ -32,7 +31,7 @@ def a_killed_round_is_run_again() -> Iterator[None]:
         self._append({"round": self.reserved}, reserved=self.reserved + 1)
 
     def load(self: RunDirectory) -> Any:
-        return load_checkpoint(self._checkpoint, self._fingerprint)
+        return load_checkpoint(self.path / directory.CHECKPOINT, self._fingerprint)
 
     def left(self: Run) -> int:
         rounds = self.plan.method.rounds - self.state.rounds

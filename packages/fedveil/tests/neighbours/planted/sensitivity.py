@@ -14,12 +14,12 @@ import torch
 
 from fedveil.core.units import Adjacency
 from fedveil.methods.parts.gradient_noise import OneStepNoise
+from fedveil.privacy.clipping import Clip, clip_factors
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.training.client import update_pipeline as shaping_module
 from fedveil.training.engines import contract
-from fedveil.training.engines.algebra import AlgebraEngine
-from fedveil.training.engines.isolated_gradients import DoubleSums
-from fedveil.training.engines.mlp import _factors, _sizes
+from fedveil.training.engines.affine_gradients import AffineGradients
+from fedveil.training.engines.batched import RowEngine
 
 from ..cases import Case
 from .registry import by_record, plant
@@ -29,10 +29,10 @@ from .registry import by_record, plant
 def one_record_poisons_its_batch() -> Any:
     """An example that is not finite gets the factor zero: zero times infinity is no zero."""
 
-    def sums(self: DoubleSums, clip: Any, denominator: float, owners: Any = None) -> Any:
-        return _ghostly(self, *(part.double() for part in self.given), clip, denominator)
+    def clipped(self: AffineGradients, layers: Any, *given: Any) -> Any:
+        return _ghostly(self, [tuple(part.double() for part in layer) for layer in layers], *given)
 
-    return patch.object(DoubleSums, "clipped_sums", sums)
+    return patch.object(AffineGradients, "_clipped", clipped)
 
 
 def _tiny(case: Case) -> bool:
@@ -43,22 +43,28 @@ def _tiny(case: Case) -> bool:
 def norms_underflow() -> Any:
     """Squares of single precision, which may be zero where the gradient is not."""
 
-    def sums(self: DoubleSums, clip: Any, denominator: float, owners: Any = None) -> Any:
-        finite = torch.stack([part.isfinite().all(dim=1) for part in self.given]).all(dim=0)
-        own = [part.masked_fill(~finite[:, None], 0.0) for part in self.given]
-        return _ghostly(self, *own, clip, denominator)
+    def clipped(self: AffineGradients, layers: Any, *given: Any) -> Any:
+        parts = [part for layer in layers for part in layer]
+        lost = ~torch.stack([part.isfinite().all(dim=1) for part in parts]).all(dim=0)
+        for part in parts:
+            part.masked_fill_(lost[:, None], 0.0)
+        return _ghostly(self, layers, *given)
 
-    return patch.object(DoubleSums, "clipped_sums", sums)
+    return patch.object(AffineGradients, "_clipped", clipped)
 
 
-def _ghostly(self: DoubleSums, errors: Any, states: Any, clip: Any, denominator: float) -> Any:
+def _ghostly(
+    self: AffineGradients, layers: Any, clip: Any, denominator: float, _: Any, counts: Any
+) -> Any:
     """Clipped gradients from the norms of their parts, without any care."""
-    outputs, inputs = ([part.shape[axis] for part in self.sums] for axis in (1, 2))
-    errors, states = torch.split(errors, outputs, dim=1), torch.split(states, inputs, dim=1)
-    norms = sum(error * state for error, state in _sizes(errors, states, clip.order))
-    factors = _factors(norms, clip, (2 * max(inputs) + 16) * 2.0**-24) / denominator
-    pairs = zip(errors, states, strict=True)
-    return [torch.bmm(error * factors[:, None], state.mT) for error, state in pairs]
+    powers = (
+        [part.abs() if clip.order == 1 else part.square() for part in layer] for layer in layers
+    )
+    norms = sum(error.sum(dim=1) * (state.sum(dim=1) + 1) for error, state in powers)
+    norms = (norms if clip.order == 1 else norms.sqrt()).cpu()
+    factors = clip_factors(norms.flatten(), Clip(clip.norm, clip.order), relative_error=1e-4)
+    factors = factors.view(norms.shape) * counts / denominator
+    return [(error * factors[:, None].to(error.dtype), state) for error, state in layers]
 
 
 @plant(3150, lambda case: case.kind.by_record, near=95)
@@ -78,12 +84,12 @@ def grids_of_their_own() -> Any:
 @plant(450, lambda case: case.engine in ("auto", "algebra"))
 @contextmanager
 def one_engine_forgets_to_clip() -> Iterator[None]:
-    """Updates of the algebraic engine go to the grid as they are."""
-    train, snap, clip = AlgebraEngine.updates, shaping_module.snap_rows, shaping_module.clip_rows
+    """Updates of the engine of rows go to the grid as they are."""
+    train, snap, clip = RowEngine.updates, shaping_module.snap_rows, shaping_module.clip_rows
     inside = False
 
     @wraps(train)
-    def updates(self: AlgebraEngine, *args: Any, **kwargs: Any) -> Any:
+    def updates(self: RowEngine, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
         inside = True
         try:
@@ -101,7 +107,7 @@ def one_engine_forgets_to_clip() -> Iterator[None]:
         return snap(rows, grid, wide(bound))
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(AlgebraEngine, "updates", updates))
+        stack.enter_context(patch.object(RowEngine, "updates", updates))
         stack.enter_context(patch.object(shaping_module, "clip_rows", clip_rows))
         stack.enter_context(patch.object(shaping_module, "snap_rows", snap_rows))
         yield

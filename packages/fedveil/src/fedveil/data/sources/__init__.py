@@ -39,10 +39,15 @@ def load(
     >>> load("digits", clients=10).clients
     10
     """
-    settings = {key: value for key, value in settings.items() if value is not None}
     for task, synthetic in SYNTHETIC.items():
         if name == synthetic:
-            return _made_up(task, partition, seed, settings)
+            if partition is not None:
+                raise ConfigError(f"{name}: is drawn client by client and takes no partition")
+            given = {key: value for key, value in settings.items() if value is not None}
+            known = [field.name for field in fields(Synthetic)]
+            if unknown := [key for key in given if key not in known]:
+                raise ConfigError(f"{name} has no {unknown[0]!r}; it has {', '.join(known)}")
+            return Synthetic(task=task, seed=seed, **given).federation()
     return find(name).load(
         partition,
         data_dir=data_dir,
@@ -63,15 +68,3 @@ def same_data(one: str, other: str) -> bool:
 
 def find(name: str) -> Source:
     return SOURCES.find(name, "data.source", also=tuple(SYNTHETIC.values()))
-
-
-def _made_up(
-    task: Any, partition: Partition | str | None, seed: int, settings: dict[str, Any]
-) -> Federation:
-    if partition is not None:
-        raise ConfigError(f"{SYNTHETIC[task]}: is drawn client by client and takes no partition")
-    known = [field.name for field in fields(Synthetic) if field.name not in ("task", "seed")]
-    for setting in settings:
-        if setting not in known:
-            raise ConfigError(f"{SYNTHETIC[task]} has no {setting!r}; it has {', '.join(known)}")
-    return Synthetic(task=task, seed=seed, **settings).federation()

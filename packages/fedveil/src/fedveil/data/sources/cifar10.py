@@ -9,17 +9,9 @@ import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
-from fedveil.data.federation import Task
-from fedveil.data.partition import Dirichlet
-from fedveil.data.sources.files import Arrays, Copy, published
+from fedveil.data.sources.files import Arrays
 from fedveil.data.sources.formats import read_cifar_archive, read_npz, reading
-from fedveil.data.sources.source import Pool, Source, labelled_pool, pixel_scaling
-
-CLASS_NAMES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
-_BATCHES = tuple(f"cifar10_train_{batch}.webp" for batch in range(1, 6))
+from fedveil.data.sources.source import Pool, described, labelled_pool, pixel_scaling
 
 
 def decode_archive(paths: Mapping[str, Path]) -> Arrays:
@@ -28,11 +20,11 @@ def decode_archive(paths: Mapping[str, Path]) -> Arrays:
 
 
 def decode_mosaics(paths: Mapping[str, Path]) -> Arrays:
-    labels = read_npz(paths["cifar10_labels.npz"], ("y_train", "y_test"))
+    batches = [path for name, path in paths.items() if name.startswith("cifar10_train")]
     return {
-        "x_train": np.concatenate([read_mosaic(paths[name]) for name in _BATCHES]),
+        "x_train": np.concatenate([read_mosaic(path) for path in batches]),
         "x_test": read_mosaic(paths["cifar10_test.webp"]),
-        **labels,
+        **read_npz(paths["cifar10_labels.npz"], ("y_train", "y_test")),
     }
 
 
@@ -52,29 +44,7 @@ def read_mosaic(path: Path, side: int = 32) -> Array:
 
 def build(arrays: Arrays, copy: str, *, pixels: str = "unit") -> Pool:
     scaling = pixel_scaling(pixels, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-    return labelled_pool(arrays, class_names=CLASS_NAMES, scaling=scaling)
+    return labelled_pool(arrays, scaling=scaling)
 
 
-CIFAR10 = Source(
-    name="cifar10",
-    what="32x32 colour images of ten kinds of things; 500 clients of 100 with uneven labels",
-    licence="none stated by the authors; cite A. Krizhevsky, Learning Multiple Layers..., 2009",
-    task=Task.CLASSIFICATION,
-    classes=10,
-    examples=60_000,
-    clients=500,
-    partition=Dirichlet(500, 1.0, balanced=True),
-    build=build,
-    copies=(
-        Copy(
-            "mosaic",
-            published(*_BATCHES, "cifar10_test.webp", "cifar10_labels.npz"),
-            decode_mosaics,
-        ),
-        Copy("binary", published("cifar-10-binary.tar.gz"), decode_archive),
-        Copy("python", published("cifar-10-python.tar.gz"), decode_archive),
-    ),
-    options=("pixels",),
-    home="https://www.cs.toronto.edu/~kriz/cifar.html",
-    remarks=("Cheng et al. do not say how many clients they made; 500 is Reddi et al.'s number.",),
-)
+CIFAR10 = described("cifar10", build, mosaic=decode_mosaics, binary=decode_archive)

@@ -6,10 +6,8 @@ from importlib.metadata import distribution
 
 import numpy as np
 
-from fedveil.data.federation import Task
-from fedveil.data.partition import IID
 from fedveil.data.sources.files import Arrays
-from fedveil.data.sources.source import Pool, Source, labelled_pool, unit_pixels
+from fedveil.data.sources.source import Pool, described, labelled_pool, unit_pixels
 
 # Read from where scikit-learn keeps them: to import it, for `load_digits`, takes a second.
 _FILE = "sklearn/datasets/data/digits.csv.gz"
@@ -22,16 +20,4 @@ def build(arrays: Arrays, copy: str) -> Pool:
     return labelled_pool({"x_train": images, "y_train": rows[:, 64]}, scaling=unit_pixels(16))
 
 
-DIGITS = Source(
-    name="digits",
-    what="8x8 grey images of handwritten digits, part of scikit-learn: nothing to download",
-    licence="CC BY 4.0 (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998)",
-    task=Task.CLASSIFICATION,
-    classes=10,
-    examples=1797,
-    clients=100,
-    partition=IID(100),
-    build=build,
-    home="https://archive.ics.uci.edu/dataset/80",
-    test_fraction=0.2,
-)
+DIGITS = described("digits", build)

@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.federation import Scaling, Task
-from fedveil.data.partition import ByOwner
-from fedveil.data.sources.files import Arrays, Copy, published
+from fedveil.data.federation import Scaling
+from fedveil.data.sources.files import Arrays
 from fedveil.data.sources.formats import parse_example, read_federated_sqlite, read_npz, reading
-from fedveil.data.sources.source import Pool, Source, labelled_pool
+from fedveil.data.sources.source import Pool, described, labelled_pool
 
 CLASS_NAMES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-_SUBSET = "femnist_leaf_subset.npz"
-_DATABASE = "emnist_all.sqlite.lzma"
 _SUBSET_NOTE = (
     "These are 300 of LEAF's 3,597 writers, and not a random draw: writers with few images, digits "
     "and late numbers are over-represented."
@@ -25,7 +22,8 @@ _SUBSET_NOTE = (
 
 def decode_subset(paths: Mapping[str, Path]) -> Arrays:
     """Writers whose training part is known train; the others' images are `unseen`."""
-    found = read_npz(paths[_SUBSET], ("x", "y", "writer", "split", "writer_names", "writer_full"))
+    (path,) = paths.values()
+    found = read_npz(path, ("x", "y", "writer", "split", "writer_names", "writer_full"))
     full = found["writer_full"][found["writer"]].astype(bool)
     arrays: Arrays = {}
     for part, rows in (
@@ -40,7 +38,7 @@ def decode_subset(paths: Mapping[str, Path]) -> Arrays:
 
 def decode_database(paths: Mapping[str, Path]) -> Arrays:
     """TensorFlow Federated's federated EMNIST, `all` characters: 3,400 writers."""
-    path = paths[_DATABASE]
+    (path,) = paths.values()
     images = {"all_train": bytearray(), "all_test": bytearray()}
     labels: dict[str, list[int]] = {part: [] for part in images}
     owners: list[str] = []
@@ -88,25 +86,4 @@ def _scaling(pixels: str) -> Scaling:
     raise ConfigError(f"pixels={pixels!r}: must be unit (ink is 1) or raw (paper is 1)")
 
 
-FEMNIST = Source(
-    name="femnist",
-    what="28x28 grey images of handwritten digits and letters, one client a writer",
-    licence="public domain (NIST Special Database 19); by writer: LEAF (BSD-2), TFF (Apache-2)",
-    task=Task.CLASSIFICATION,
-    classes=62,
-    examples=749_068,
-    clients=3400,
-    partition=ByOwner(),
-    build=build,
-    copies=(
-        Copy("subset", published(_SUBSET), decode_subset),
-        Copy("tff", published(_DATABASE), decode_database),
-    ),
-    options=("pixels", "test"),
-    home="https://leaf.cmu.edu",
-    remarks=(
-        "The full set has 3,400 writers; unpacking it takes 5 GB of disk for some minutes, once.",
-        "The compact copy has 300 training writers (43,739 + 4,863 images) and 7,348 images of 240 "
-        "other writers.",
-    ),
-)
+FEMNIST = described("femnist", build, subset=decode_subset, tff=decode_database)

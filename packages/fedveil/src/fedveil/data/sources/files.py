@@ -7,12 +7,14 @@ user's cache, which downloads fill. Decoded arrays are kept in the cache and mem
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files as resources
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from fedveil.data.sources.download import fetch, has_digest
 from fedveil.data.storage import map_columns, write_columns
 
 Arrays = dict[str, Array]
+Decoder = Callable[[Mapping[str, Path]], Arrays]
 _MANIFEST = "manifest.json"
 
 
@@ -63,7 +66,7 @@ class Copy:
 
     name: str
     files: tuple[File, ...]
-    decode: Callable[[Mapping[str, Path]], Arrays]
+    decode: Decoder
 
     @property
     def downloadable(self) -> bool:
@@ -104,39 +107,30 @@ def open_source(
 
     `advice` says how to come by files that cannot be downloaded.
     """
-    folder = data_directory(data_dir)
+    folder = data_directory(data_dir) or cache_directory() / "files" / source
     copy = available(source, copies, data_dir)
-    if copy is None and folder is not None:
-        raise ConfigError(f"{source}: {_absent(folder, copies)}; {_remedy(copies, advice)}")
-    if folder is None:
-        folder = cache_directory() / "files" / source
     if copy is None:
         copy = next((copy for copy in copies if copy.downloadable), None)
-        if copy is None:
-            raise ConfigError(f"{source}: cannot be downloaded; {_remedy(copies, advice)}")
+        if copy is None or data_directory(data_dir) is not None:
+            raise ConfigError(f"{source}: {_absent(folder, copies, advice)}")
         for file in copy.files:
             fetch(str(file.url), folder / file.name, file.size, file.digests)
     return copy, _decoded(source, copy, {file.name: folder / file.name for file in copy.files})
 
 
-def verify(path: Path, file: File) -> None:
-    """Refuse a file whose bytes are not the published ones."""
-    size = path.stat().st_size
-    if not has_digest(path, file.digests):
-        expected = f", expected {file.size} bytes" if file.size not in (None, size) else ""
-        again = f"; get it again from {file.url}" if file.url else "; get it again"
-        raise ConfigError(f"{path}: truncated or altered ({size} bytes{expected}){again}")
-
-
 def _decoded(source: str, copy: Copy, paths: Mapping[str, Path]) -> Arrays:
     """Memory maps of the decoded arrays; files are verified and decoded when they are new."""
     home = cache_directory() / "decoded" / f"{source}-{copy.name}"
-    stamp = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths.values()}
-    found = _kept(home, stamp)
-    if found is not None:
+    stamp: dict[str, list[int] | str] = {
+        str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths.values()
+    }
+    stamp["code"] = _code_digest(copy.decode)
+    if (found := _kept(home, stamp)) is not None:
         return found
     for file in copy.files:
-        verify(paths[file.name], file)
+        if not has_digest(paths[file.name], file.digests):
+            again = f" from {file.url}" if file.url else ""
+            raise ConfigError(f"{paths[file.name]}: truncated or altered; get it again{again}")
     arrays = copy.decode(paths)
     shutil.rmtree(home, ignore_errors=True)  # an older copy's arrays
     try:
@@ -146,7 +140,22 @@ def _decoded(source: str, copy: Copy, paths: Mapping[str, Path]) -> Arrays:
     return _kept(home, stamp) or arrays
 
 
-def _kept(home: Path, stamp: Mapping[str, list[int]]) -> Arrays | None:
+@cache
+def _code_digest(decode: Decoder) -> str:
+    """Return a digest of the code that decodes: other code may keep other arrays of the same file.
+
+    It covers the decoder's module and everything in `fedveil.data`, which decoders call.
+    """
+    own = Path(__file__).parents[1]
+    files = {path for path in own.rglob("*") if path.suffix in (".py", ".toml")}
+    files.add(Path(getattr(inspect.getmodule(decode), "__file__", None) or __file__))
+    digest = sha256()
+    for path in sorted(files):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _kept(home: Path, stamp: Mapping[str, object]) -> Arrays | None:
     try:
         manifest = json.loads((home / _MANIFEST).read_text(encoding="utf-8"))
         return map_columns(home, manifest["bytes"]) if manifest["stamp"] == stamp else None
@@ -154,24 +163,17 @@ def _kept(home: Path, stamp: Mapping[str, list[int]]) -> Arrays | None:
         return None  # not there, or damaged: decode again
 
 
-def _absent(folder: Path, copies: tuple[Copy, ...]) -> str:
-    """Which files are missing, of the copy that is most nearly there."""
-    missing = {
-        copy.name: [file.name for file in copy.files if not (folder / file.name).is_file()]
-        for copy in copies
-    }
-    nearest = min(copies, key=lambda copy: len(missing[copy.name]) / len(copy.files))
-    if len(missing[nearest.name]) < len(nearest.files):
-        return f"{folder} lacks {', '.join(missing[nearest.name])}"
-    choices = [copy.files[0].name + (" ..." if len(copy.files) > 1 else "") for copy in copies]
-    return f"{folder} holds none of its files ({', or '.join(choices)})"
-
-
-def _remedy(copies: tuple[Copy, ...], advice: str) -> str:
+def _absent(folder: Path, copies: tuple[Copy, ...], advice: str) -> str:
+    """Return which files are missing, of the copy that is most nearly there, and what to do."""
+    missing = [
+        [file.name for file in copy.files if not (folder / file.name).is_file()] for copy in copies
+    ]
+    nearest = min(missing, key=len)
     remote = next((copy for copy in copies if copy.downloadable), None)
-    if remote is None:
-        return advice or "put the files there"
-    return (
-        "put them there, or unset FEDVEIL_DATA and the data directory to download "
-        f"{remote.size / 1e6:.0f} MB from {remote.files[0].url}"
-    )
+    remedy = advice or "put them there"
+    if remote is not None:
+        remedy = (
+            "put them there, or unset FEDVEIL_DATA and the data directory to download "
+            f"{remote.size / 1e6:.0f} MB from {remote.files[0].url}"
+        )
+    return f"{folder} lacks {', '.join(nearest)}; {remedy}"

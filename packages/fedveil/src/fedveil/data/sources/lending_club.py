@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +16,16 @@ import pyarrow.compute as pc
 from fedveil.core.errors import ConfigError
 from fedveil.data import cells
 from fedveil.data.encoder import FARTHEST, category_codes
-from fedveil.data.federation import Examples, Task
-from fedveil.data.partition import SortedSlices
+from fedveil.data.federation import Examples
 from fedveil.data.rows import read_table
-from fedveil.data.sources.files import Arrays, Copy, published
-from fedveil.data.sources.source import Pool, Source
+from fedveil.data.sources.files import Arrays
+from fedveil.data.sources.source import Pool, described
 
 Floats = npt.NDArray[np.float64]
 
-# What is known when a loan is granted. Payments, recoveries and the like come after the outcome;
-# the instalment and the sub-grade are the interest rate under other names; neither is used.
-NUMBERS = (
-    *("loan_amnt", "funded_amnt", "funded_amnt_inv", "term", "annual_inc", "dti", "delinq_2yrs"),
-    *("inq_last_6mths", "mths_since_last_delinq", "mths_since_last_record", "open_acc", "pub_rec"),
-    *("revol_bal", "revol_util", "total_acc", "collections_12_mths_ex_med", "acc_now_delinq"),
-    *("chargeoff_within_12_mths", "delinq_amnt", "pub_rec_bankruptcies", "tax_liens"),
-)
-CATEGORIES = {
-    "home_ownership": ("MORTGAGE", "NONE", "OTHER", "OWN", "RENT"),
-    "verification_status": ("Not Verified", "Source Verified", "Verified"),
-    "purpose": (
-        *("car", "credit_card", "debt_consolidation", "educational", "home_improvement", "house"),
-        *("major_purchase", "medical", "moving", "other", "renewable_energy", "small_business"),
-        *("vacation", "wedding"),
-    ),
-}
+_COLUMNS = tomllib.loads((files(__package__) / "lending_club.toml").read_text(encoding="utf-8"))
+NUMBERS: list[str] = _COLUMNS["numbers"]
+CATEGORIES: dict[str, list[str]] = _COLUMNS["categories"]
 GRADES = ("A", "B", "C", "D", "E", "F", "G")
 MOST_MISSING = 0.7  # Fu et al. discard features missed by more than 70 % of the records
 UNPROTECTED = "means, deviations and principal components were computed from the loans themselves"
@@ -140,31 +127,4 @@ def _rank(values: Any, order: tuple[str, ...]) -> Floats:
     return np.where(codes < 0, np.nan, codes + 1)
 
 
-LENDING_CLUB = Source(
-    name="lending-club",
-    what="loans, the interest rate in percent to be predicted; clients of 80 sorted by rate",
-    licence="published by Lending Club; compact copy from an R package under the MIT licence",
-    task=Task.REGRESSION,
-    classes=0,
-    examples=42_535,
-    clients=425,
-    partition=SortedSlices(per_client=80),
-    build=build,
-    copies=(
-        Copy("compact", published("lending_club_2007_2011.csv.gz"), decode),
-        Copy("kaggle", published("accepted_2007_to_2018Q4.csv.gz"), decode),
-    ),
-    options=("components", "grade"),
-    test_fraction=0.2,
-    home="https://www.kaggle.com/datasets/wordsforthewise/lending-club",
-    advice=(
-        "Lending Club no longer offers its files: get accepted_2007_to_2018Q4.csv.gz from "
-        "https://www.kaggle.com/datasets/wordsforthewise/lending-club (with an account) and set "
-        "FEDVEIL_DATA to its directory"
-    ),
-    remarks=(
-        "Fu et al. had 66 features of 500,000 loans, some known only after the outcome; here are "
-        "those known when the loan was granted.",
-        "Owners are the borrowers' states: partition 'owner' makes 50 clients.",
-    ),
-)
+LENDING_CLUB = described("lending-club", build, compact=decode, kaggle=decode)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.federation import Task
-from fedveil.data.partition import IID, ByOwner
-from fedveil.data.sources.files import Arrays, Copy, published
+from fedveil.data.sources.files import Arrays
 from fedveil.data.sources.formats import read_idx, read_npz
-from fedveil.data.sources.source import Pool, Source, labelled_pool, pixel_scaling
+from fedveil.data.sources.source import Pool, described, labelled_pool, pixel_scaling
 
 _IDX = {
     "x_train": "train-images-idx3-ubyte.gz",
@@ -51,35 +48,5 @@ def build_by_writer(arrays: Arrays, copy: str, *, pixels: str = "unit") -> Pool:
     return build(arrays, copy, pixels=pixels)
 
 
-_NPZ = Copy("npz", published("mnist.npz"), decode_npz)
-_LICENCE = "CC BY-SA 3.0, as usually stated (Y. LeCun, C. Cortes, C. Burges; from NIST's data)"
-
-MNIST = Source(
-    name="mnist",
-    what="28x28 grey images of handwritten digits; 1,000 clients of 50, 10,000 for validation",
-    licence=_LICENCE,
-    task=Task.CLASSIFICATION,
-    classes=10,
-    examples=70_000,
-    clients=1000,
-    partition=IID(1000),
-    build=build,
-    copies=(_NPZ, Copy("idx", published(*_IDX.values()), decode_idx)),
-    options=("pixels",),
-    validation_fraction=1 / 6,
-    home="http://yann.lecun.com/exdb/mnist/",
-)
-
-MNIST_WRITERS = replace(
-    MNIST,
-    name="mnist-writers",
-    what="MNIST by the people who wrote it: 539 clients; the test part is by 297 others",
-    licence=f"{_LICENCE}; writer numbers from QMNIST, BSD (C. Yadav, L. Bottou)",
-    clients=539,
-    partition=ByOwner(),
-    build=build_by_writer,
-    copies=(_NPZ, Copy("idx", published(*_IDX.values(), *_WRITERS), decode_idx)),
-    validation_fraction=0.0,
-    home="https://github.com/facebookresearch/qmnist",
-    remarks=("Writers have 19 to 131 digits each, half of them at least 116.",),
-)
+MNIST = described("mnist", build, npz=decode_npz, idx=decode_idx)
+MNIST_WRITERS = described("mnist-writers", build_by_writer, npz=decode_npz, idx=decode_idx)

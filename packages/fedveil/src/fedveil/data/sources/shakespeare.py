@@ -13,18 +13,14 @@ import numpy.typing as npt
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import offsets_of
 from fedveil.data.columns import Array
-from fedveil.data.federation import Examples, Task
-from fedveil.data.holdout import Holdout
-from fedveil.data.partition import ByOwner
-from fedveil.data.sources.files import Arrays, Copy, published
+from fedveil.data.federation import Examples
+from fedveil.data.sources.files import Arrays
 from fedveil.data.sources.formats import parse_example, read_federated_sqlite, reading
-from fedveil.data.sources.source import Pool, Source
+from fedveil.data.sources.source import Pool, described
 
 # LEAF's eighty characters, in its order: a vocabulary known beforehand, not taken from the text.
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
-_ROLES = "shakespeare_roles.json.gz"
-_DATABASE = "shakespeare.sqlite.lzma"
 _UNKNOWN = CHARACTERS.index(" ")
 
 
@@ -38,7 +34,7 @@ def encode(text: str) -> npt.NDArray[np.uint8]:
 
 
 def decode_roles(paths: Mapping[str, Path]) -> Arrays:
-    path = paths[_ROLES]
+    (path,) = paths.values()
     with reading(path):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             users = json.load(file)["users"]
@@ -47,7 +43,7 @@ def decode_roles(paths: Mapping[str, Path]) -> Arrays:
 
 def decode_database(paths: Mapping[str, Path]) -> Arrays:
     """TensorFlow Federated's Shakespeare: the lines of 715 roles, training lines first."""
-    path = paths[_DATABASE]
+    (path,) = paths.values()
     lines: dict[str, dict[str, list[str]]] = {}
     with reading(path):
         for part, role, message in read_federated_sqlite(path, ("train", "test")):
@@ -102,27 +98,4 @@ def _starts(
     return offsets[owner] + within * step, owner
 
 
-SHAKESPEARE = Source(
-    name="shakespeare",
-    what="37 plays, one client a speaking role; 80 characters predict the next",
-    licence="public domain (Moby edition, marked up by J. Bosak; or Project Gutenberg through TFF)",
-    task=Task.SEQUENCE,
-    classes=len(CHARACTERS),
-    examples=53_171,
-    clients=1062,
-    partition=ByOwner(at_least=2),
-    build=build,
-    copies=(
-        Copy("roles", published(_ROLES), decode_roles),
-        Copy("tff", published(_DATABASE), decode_database),
-    ),
-    options=("predict", "stride"),
-    holdout=Holdout.LATEST,
-    test_fraction=0.2,
-    validation_fraction=0.1,
-    home="https://leaf.cmu.edu",
-    remarks=(
-        "Another edition than LEAF's: compare published numbers roughly.",
-        "Windows do not overlap unless stride says so; LEAF's 4.2 million samples are stride=1.",
-    ),
-)
+SHAKESPEARE = described("shakespeare", build, roles=decode_roles, tff=decode_database)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.holdout import Holdout
 from fedveil.data.partition import PARTITIONS, ByOwner, Partition, named
-from fedveil.data.sources.files import Arrays, Copy, open_source
+from fedveil.data.sources.files import Arrays, Copy, Decoder, open_source, published
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Source:
     home: str = ""  # where people read about it
     advice: str = ""  # how to come by files that cannot be downloaded
     remarks: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     @property
     def published(self) -> bool:
@@ -80,9 +84,18 @@ class Source:
         seed: int = 0,
         **settings: Any,
     ) -> Federation:
-        """The source as a federation; settings are the partition's (`clients`, `alpha`, `cap`,
-        `examples_per_client`, ...) or options of this source. A test part that the data bring is
-        used as it is, whatever `test_fraction` says."""
+        """Return the source as a federation.
+
+        Args:
+            partition: How to deal; None: as its paper did.
+            data_dir: Local copies of the files.
+            test_fraction: How much to hold out; a test part that the data bring is used as it is.
+            validation_fraction: The same for validation.
+            holdout: Which examples to hold out.
+            seed: Deals; it is public.
+            **settings: The partition's fields, or options of this source; None is left out.
+        """
+        settings = {key: value for key, value in settings.items() if value is not None}
         options = {key: settings.pop(key) for key in self.options if key in settings}
         chosen = self._partition(partition, settings)
         pool = self.pool(data_dir, **options)
@@ -100,7 +113,7 @@ class Source:
             holdout=self.holdout if holdout is None else holdout,
             task=self.task,
             classes=self.classes,
-            class_names=pool.class_names,
+            class_names=pool.class_names or self.class_names,
             features=pool.features,
             scaling=pool.scaling,
             name=self.name,
@@ -122,30 +135,58 @@ class Source:
         return self.build(arrays, copy, **options)
 
     def _partition(self, partition: Partition | str | None, settings: dict[str, Any]) -> Partition:
-        """The given partition, or the source's own, with some fields changed."""
-        settings = {key: value for key, value in settings.items() if value is not None}
-        default = self.partition
-        if partition is None:
-            partition = next(name for name, kind in PARTITIONS.items() if type(default) is kind)
-        if isinstance(partition, str):
-            if partition in PARTITIONS and PARTITIONS[partition] is type(default):
-                start = {f.name: getattr(default, f.name) for f in fields(default)}
-            else:
-                start = {"clients": default.clients} if partition in ("iid", "dirichlet") else {}
-            if {"clients", "cap", "examples_per_client", "per_client"} & set(settings):
-                # Sizes that the default fixes must not contradict those asked for.
-                sizes = ("cap", "examples_per_client", "per_client")
-                start = {key: value for key, value in start.items() if key not in sizes}
-            start = {key: value for key, value in start.items() if value is not None}
-            try:
-                return named(partition, **(start | settings))
-            except ConfigError as error:
-                own = f"; {self.name} has {', '.join(self.options)}" if self.options else ""
-                raise ConfigError(f"{self.name}: {error}{own}") from None
-        try:
+        """Return the given partition, or the source's own, with some fields changed."""
+        if isinstance(partition, Partition):
             return replace(partition, **settings)
-        except TypeError:
-            raise ConfigError(f"{partition}: cannot take {', '.join(settings)}") from None
+        own = next(name for name, kind in PARTITIONS.items() if type(self.partition) is kind)
+        partition = partition or own
+        start: dict[str, Any] = {}
+        if partition == own:
+            start = {f.name: getattr(self.partition, f.name) for f in fields(self.partition)}
+        elif partition in ("iid", "dirichlet"):
+            start = {"clients": self.partition.clients}
+        sizes = {"cap", "examples_per_client", "per_client"}
+        if settings.keys() & {"clients", *sizes}:
+            # Sizes that the default fixes must not contradict those asked for.
+            start = {key: value for key, value in start.items() if key not in sizes}
+        start = {key: value for key, value in start.items() if value is not None}
+        try:
+            return named(partition, **(start | settings))
+        except ConfigError as error:
+            options = f"; {self.name} has {', '.join(self.options)}" if self.options else ""
+            raise ConfigError(f"{self.name}: {error}{options}") from None
+
+
+@cache
+def _descriptions() -> dict[str, Any]:
+    text = resources("fedveil.data.sources").joinpath("sources.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def described(name: str, build: Callable[..., Pool], **decoders: Decoder) -> Source:
+    """Return one of fedveil's own sources, as `sources.toml` describes it.
+
+    Args:
+        name: Its name.
+        build: Makes the pool, as in `Source`.
+        **decoders: Turns the files of each copy into arrays, by the copy's name.
+    """
+    entry = dict(_descriptions()[name])
+    dealt = dict(entry.pop("partition"))
+    copies = entry.pop("copies", {})
+    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+    return Source(
+        name=name,
+        build=build,
+        partition=named(dealt.pop("name"), **dealt),
+        copies=tuple(Copy(key, published(*copies[key]), decoders[key]) for key in copies),
+        **{
+            **entry,
+            **lists,
+            "task": Task(entry.get("task", Task.CLASSIFICATION)),
+            "holdout": Holdout(entry.get("holdout", Holdout.POOLED)),
+        },
+    )
 
 
 def unit_pixels(brightest: float = 255.0) -> Scaling:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fedveil.data.federation import Task
-from fedveil.data.partition import IID
-from fedveil.data.sources.files import Arrays, Copy, published
+from fedveil.data.sources.files import Arrays
 from fedveil.data.sources.formats import read_npz, read_svhn_mat
-from fedveil.data.sources.source import Pool, Source, labelled_pool, pixel_scaling
+from fedveil.data.sources.source import Pool, described, labelled_pool, pixel_scaling
 
-_ADDRESS = "http://ufldl.stanford.edu/housenumbers/"
-_TRAIN, _TEST, _EXTRA = "train_32x32.mat", "test_32x32.mat", "extra_32x32.mat"
-_SUBSET = "svhn_subset.npz"
+_TEST = "test_32x32.mat"
 _SUBSET_NOTE = (
     "This is a small part of SVHN: training uses the first 5,000 official test images (off by one "
     "grey level here and there), testing the first 1,083 official training images."
@@ -26,7 +21,7 @@ _VALIDATION = 10_000  # of the official test part, as in Liang et al.
 
 def decode_subset(paths: Mapping[str, Path]) -> Arrays:
     """The official test images train: there are more of them."""
-    found = read_npz(paths[_SUBSET], ("x_train", "y_train", "x_test", "y_test"))
+    found = read_npz(paths["svhn_subset.npz"], ("x_train", "y_train", "x_test", "y_test"))
     return {
         "x_train": found["x_test"],
         "y_train": found["y_test"],
@@ -56,32 +51,5 @@ def build(arrays: Arrays, copy: str, *, pixels: str = "unit") -> Pool:
     return labelled_pool(arrays, scaling=scaling, notes=notes)
 
 
-_LICENCE = "non-commercial use only (Y. Netzer et al., Reading Digits in Natural Images..., 2011)"
-
-SVHN = Source(
-    name="svhn",
-    what="32x32 colour images of digits in house numbers, dealt at random",
-    licence=_LICENCE,
-    task=Task.CLASSIFICATION,
-    classes=10,
-    examples=99_289,
-    clients=2000,
-    partition=IID(2000),
-    build=build,
-    copies=(
-        Copy("subset", published(_SUBSET), decode_subset),
-        Copy("mat", published(_TRAIN, _TEST), decode_mats),
-    ),
-    options=("pixels",),
-    home=_ADDRESS,
-    remarks=("The compact copy has 5,000 + 1,083 images: give fewer clients than 2,000.",),
-)
-
-SVHN_EXTRA = replace(
-    SVHN,
-    name="svhn-extra",
-    what="SVHN with its 531,131 extra images: 2,000 clients of about 300, as in the paper",
-    examples=630_420,
-    copies=(Copy("mat", published(_TRAIN, _EXTRA, _TEST), decode_mats),),
-    remarks=(),
-)
+SVHN = described("svhn", build, subset=decode_subset, mat=decode_mats)
+SVHN_EXTRA = described("svhn-extra", build, mat=decode_mats)

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from fedveil.data.federation import Task
+from fedveil.methods.parts.isolation import known_apart
 from fedveil.methods.parts.local_steps import local_steps, same_rates
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.privacy.gradient_perturbation import Loss, NonExpansive
 from fedveil.privacy.refusals import GradientRefused
-from fedveil.training.models.structure import as_written
 from fedveil.training.models.zoo import BoundedInputs, Linear
 
 
@@ -35,13 +35,10 @@ def non_expansive(context: NoiseContext) -> NonExpansive | None:
     if rule.penalty or rule.projection_radius is not None or clip is None or not clip.per_example:
         return None
     reach = math.hypot(longest, 1.0)  # the bias is a coordinate of one
-    clipped = True
-    if task is Task.REGRESSION:
-        loss = Loss.SQUARED
-    elif classes == 2:
+    loss = Loss.SQUARED if task is Task.REGRESSION else Loss.SOFTMAX
+    if task is Task.CLASSIFICATION and classes == 2:
         loss, reach = Loss.LOGISTIC, math.sqrt(2) * reach
-    else:
-        loss, clipped = Loss.SOFTMAX, False
+    clipped = loss is not Loss.SOFTMAX
     rates = tuple(dict.fromkeys(rule.learning_rate.of_round(0, local_steps(context).most)))
     try:
         certificate = NonExpansive(loss, reach, rates, rule.weight_decay, clipped, rule.momentum)
@@ -58,28 +55,17 @@ def input_norm(module: nn.Module, outputs: int) -> float | None:
     None unless it is exactly that: another class, a layer more, a hook, a parameter or a buffer of
     its own would be another function, of which nothing is proved.
     """
-    if type(module) is not Linear or len(module) != 3:
+    if type(module) is not Linear or len(module) != 3 or not known_apart(module):
         return None
-    parts = flat, bound, affine = tuple(module)
-    if type(flat) is not nn.Flatten or type(bound) is not BoundedInputs:
+    flat, bound, affine = tuple(module)
+    kinds = nn.Flatten, BoundedInputs, nn.Linear
+    if tuple(map(type, (flat, bound, affine))) != kinds or len(list(module.modules())) != 4:
         return None
-    if type(affine) is not nn.Linear:
+    weights = {name: (tuple(own.shape), own.dtype) for name, own in module.named_parameters()}
+    shapes = {"2.weight": (outputs, affine.in_features), "2.bias": (outputs,)}
+    if weights != {name: (shape, torch.float32) for name, shape in shapes.items()}:
         return None
-    like = Linear(1, 1, 1.0)  # has what such a model has, and nothing else
-    for part, usual in zip((module, *parts), (like, *like), strict=True):
-        if not as_written(part) or vars(part).keys() != vars(usual).keys():
-            return None
-        if part._modules.keys() != usual._modules.keys() or part._buffers:
-            return None
-        if part._parameters.keys() != usual._parameters.keys():
-            return None
-    if (flat.start_dim, flat.end_dim) != (1, -1):
+    if flat.end_dim != -1 or not all(own.requires_grad for own in module.parameters()):
         return None
-    shapes = {"weight": (outputs, affine.in_features), "bias": (outputs,)}
-    for name, shape in shapes.items():
-        own = getattr(affine, name)
-        if type(own) is not nn.Parameter or tuple(own.shape) != shape or not own.requires_grad:
-            return None
-        if own.dtype is not torch.float32:
-            return None
-    return bound.norm if 0 < bound.norm < math.inf else None
+    norm = float(bound.norm)  # type: ignore[arg-type]
+    return norm if 0 < norm < math.inf else None

@@ -12,7 +12,7 @@ from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Entropy
 from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.noise_placement import Noise, RoundNoise
+from fedveil.methods.parts.noise_placement import Noise, RoundNoise, on_grid
 from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.correlated import (
     ONE,
@@ -22,7 +22,6 @@ from fedveil.privacy.correlated import (
     factor_of,
     noise_ratio,
 )
-from fedveil.privacy.noise.grid import unsnap
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,4 @@ class CorrelatedNoise(CentralNoise):
                 memory.draw(stream, len(total), std, grid, self.factor)
         noise = memory.draw(at.stream(), len(total), std, grid, self.factor)
         noisy = total + torch.from_numpy(noise)
-        if grid is None:
-            return noisy.float()
-        return torch.from_numpy(unsnap(noisy.numpy(), grid)).float()
+        return noisy.float() if grid is None else on_grid(noisy.numpy(), grid)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from fedveil.methods.parts.noise_placement import (
     Drawn,
     NoisePlacement,
     RoundNoise,
-    drawn_once,
     with_shares,
 )
 from fedveil.privacy.clipping import Clip
@@ -108,13 +106,6 @@ class DistributedNoise(NoisePlacement):
         released = torch.from_numpy(at.integers.values(whole))
         return self.rotation.backward(released, at.round_number, self.facts.layout.size).float()
 
-    def in_one_draw(self) -> NoisePlacement:
-        if self.rotation is not None:
-            return self
-        return _InOneDraw(
-            adjacency=self.adjacency, colluders=self.colluders, honest_shares=self.honest_shares
-        )
-
     def grid(self, clip: Clip) -> ModularGrid:
         """Return the grid and the modulus of a round with this clip.
 
@@ -140,12 +131,3 @@ class DistributedNoise(NoisePlacement):
     @property
     def _discrete(self) -> bool:
         return self.facts.exact or self.rotation is not None
-
-
-class _InOneDraw(DistributedNoise):
-    """The continuous shares of all clients add up to a Gaussian."""
-
-    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
-        scale = at.scale * math.sqrt(len(at.cohort) / self.facts.cohort_size)
-        draw = np.random.default_rng(at.stream().words(4))
-        return drawn_once(at, total, scale * draw.standard_normal(len(total)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypedDict, TypeVar
+from typing import Required, TypedDict, TypeVar
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust
@@ -14,7 +14,7 @@ from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
-from fedveil.methods.recipes.sections import Recipe, ServerSection
+from fedveil.methods.recipes.sections import Recipe
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.correlated import FactorKind
 from fedveil.privacy.secure_sums.aggregation import Aggregation
@@ -29,21 +29,41 @@ from fedveil.training.server.smoothing import Order, Smoothing
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-class Common(TypedDict):
-    """What every method that trains in rounds takes."""
+class Rounds(TypedDict, total=False):
+    """Arguments of every method that trains in rounds, beside its local training."""
 
-    rounds: int
-    cohort: CohortRule
-    local: LocalTraining
-    optimizer: Optimizer
+    rounds: Required[int]
+    cohort: Required[CohortRule]
+    optimizer: Optimizer | None
     smoothing: Smoothing | None
 
 
-class Weights(TypedDict):
-    """How much each client's update counts."""
+class Averaging(Rounds, total=False):
+    """The same for methods that may weigh updates by their clients' numbers of examples."""
 
     by_examples: bool
     weight_cap: int | None
+
+
+class Clipped(Averaging, total=False):
+    """The same for methods that clip updates and add noise to their sum."""
+
+    placement: NoisePlacement | None
+    sparsity: float
+    tracking: AdaptiveClipping | None
+
+
+class CommonOfRecipe(Rounds):
+    local: Required[LocalTraining]
+
+
+class AveragingOfRecipe(Averaging):
+    local: Required[LocalTraining]
+
+
+class ClippedOfRecipe(Clipped):
+    local: Required[LocalTraining]
+    clip: Required[Clip]
 
 
 def choice(kind: type[Choice], key: str, value: str | None) -> Choice:
@@ -54,7 +74,8 @@ def choice(kind: type[Choice], key: str, value: str | None) -> Choice:
         raise ConfigError(f"{key}: unknown {value!r}; there are {', '.join(kind)}") from None
 
 
-def common(recipe: Recipe) -> Common:
+def common(recipe: Recipe) -> CommonOfRecipe:
+    """Return what every method that trains in rounds takes."""
     training = recipe.training
     return {
         "rounds": training.rounds,
@@ -71,15 +92,23 @@ def common(recipe: Recipe) -> Common:
     }
 
 
-def weights(recipe: Recipe) -> Weights:
-    training = recipe.training
-    if training.weighting not in ("uniform", "examples"):
-        raise ConfigError(
-            f"training.weighting: unknown {training.weighting!r}; there are uniform, examples"
-        )
+def averaging(recipe: Recipe) -> AveragingOfRecipe:
+    """Return the arguments of methods that may weigh updates."""
+    weighting = recipe.training.weighting
+    if weighting not in ("uniform", "examples"):
+        raise ConfigError(f"training.weighting: unknown {weighting!r}; there are uniform, examples")
+    by_examples, cap = weighting == "examples", recipe.training.weight_cap
+    return {**common(recipe), "by_examples": by_examples, "weight_cap": cap}
+
+
+def clipped(recipe: Recipe) -> ClippedOfRecipe:
+    """Return the arguments of methods that clip updates and add noise to their sum."""
     return {
-        "by_examples": training.weighting == "examples",
-        "weight_cap": training.weight_cap,
+        **averaging(recipe),
+        "clip": clip(recipe),
+        "placement": placement(recipe),
+        "sparsity": recipe.training.sparsity or 0.0,
+        "tracking": tracking(recipe),
     }
 
 
@@ -98,35 +127,27 @@ def local(recipe: Recipe) -> LocalTraining:
 
 
 def optimizer(recipe: Recipe) -> Optimizer:
-    """The server's step, with the average that it keeps."""
-    server, setting = recipe.server, recipe.server.average_setting
-    if server.average in (None, Average.NONE):
-        if setting is not None:
-            raise ConfigError("server.average_setting: goes with server.average, which is not set")
-        return _scheduled(recipe)
+    """Return the server's step, at a rate that may fall, with the average that it keeps."""
+    server, rounds = recipe.server, recipe.training.rounds
+    averages = server.average not in (None, Average.NONE)
+    falls = server.schedule != RateSchedule.CONSTANT
+    for key, used in (("average", averages), ("schedule", falls)):
+        if getattr(server, f"{key}_setting") is not None and not used:
+            raise ConfigError(
+                f"server.{key}_setting: goes with server.{key}, which is {getattr(server, key)}"
+            )
+    build = OPTIMIZERS.find(server.optimizer, "server.optimizer")
+    step: Optimizer = build(server.learning_rate, server.momentum)
+    if falls:
+        step = Scheduled(step, server.schedule, server.schedule_setting, rounds)
+    if not averages:
+        return step
     kind = choice(Average, "server.average", server.average)
-    used = _AVERAGE_SETTINGS[kind] if setting is None else setting
-    return Averaged(_scheduled(recipe), kind, used, recipe.training.rounds)
+    setting = server.average_setting
+    return Averaged(step, kind, _AVERAGE_SETTINGS[kind] if setting is None else setting, rounds)
 
 
 _AVERAGE_SETTINGS = {Average.EXPONENTIAL: 0.9, Average.TAIL: 0.5, Average.POLYNOMIAL: 8.0}
-
-
-def _scheduled(recipe: Recipe) -> Optimizer:
-    """The server's step, at a rate that may fall."""
-    server, setting = recipe.server, recipe.server.schedule_setting
-    if server.schedule == RateSchedule.CONSTANT:
-        if setting is not None:
-            raise ConfigError(
-                "server.schedule_setting: goes with server.schedule, which is constant"
-            )
-        return _step(server)
-    return Scheduled(_step(server), server.schedule, setting, recipe.training.rounds)
-
-
-def _step(server: ServerSection) -> Optimizer:
-    build = OPTIMIZERS.find(server.optimizer, "server.optimizer")
-    return build(server.learning_rate, server.momentum)
 
 
 def smoothing(recipe: Recipe, strength: float | str) -> Smoothing | None:
@@ -228,14 +249,7 @@ def _correlated(recipe: Recipe, trusted: Trust) -> CorrelatedNoise:
 
 
 def aggregation(recipe: Recipe) -> Aggregation:
-    chosen = recipe.aggregation
-    said = chosen.secure
-    secure = None if said is None else choice(SecureMode, "aggregation.secure", said)
-    return Aggregation(
-        secure,
-        chosen.dropout,
-        chosen.max_dropout,
-        chosen.min_honest,
-        chosen.sparse,
-        chosen.honest_server,
-    )
+    said = dict(vars(recipe.aggregation))
+    if said["secure"] is not None:
+        said["secure"] = choice(SecureMode, "aggregation.secure", said["secure"])
+    return Aggregation(**said)

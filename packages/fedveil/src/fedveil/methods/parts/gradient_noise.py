@@ -117,7 +117,7 @@ class GradientNoise(NoisePlacement):
 
     def proof(self, facts: NoiseContext) -> type[GradientNoise]:
         """Return the strongest proof that there is for these facts."""
-        if type(self) not in _proofs():
+        if type(self) not in _PROOFS:
             return type(self)  # somebody else's class, which has from here what it leaves out
         steps, secret = local_steps(facts), facts.local.batch_rate is not None
         if self.trusted:
@@ -238,7 +238,7 @@ class GradientNoise(NoisePlacement):
         so both errors widen what one record can do. Secret batches may hold all records of a
         client; they are summed in double precision and rounded four times to single at the end. So
         are batches of persons, whose products are at most 2^10 clips long and no more than 64 in a
-        piece, and whose norms may be rounded otherwise at other places (`isolated_gradients`).
+        piece, and whose norms may be rounded otherwise at other places (`affine_gradients`).
         """
         clip, batch = _clip(self.facts).norm, self._batch
         if not self.facts.exact:
@@ -361,13 +361,8 @@ class TrustedNoise(OneStepNoise):
         return True
 
     def privacy_model(self) -> PrivacyModel:
-        return PrivacyModel(
-            self._unit,
-            self.adjacency,
-            Trust.CENTRAL,
-            colluders=self.colluders,
-            contributions=self._contributions,
-        )
+        alone = GradientNoise.privacy_model(self)
+        return replace(alone, trust=Trust.CENTRAL, colluders=self.colluders)
 
     def mechanism(self) -> Mechanism:
         noise, rate = Gaussian(self.facts.noise_multiplier), self.facts.local.batch_rate
@@ -411,11 +406,10 @@ class ConvexNoise(OneStepNoise):
         return GridGradients(*self._gradients, facts.cohort_size, certificate, *on_grid)
 
 
-def _proofs() -> tuple[type[GradientNoise], ...]:
-    return (
-        *(GradientNoise, OneStepNoise, ConvexNoise),
-        *(SecretStepsNoise, SecretBatchNoise, TrustedNoise),
-    )
+_PROOFS = (
+    *(GradientNoise, OneStepNoise, ConvexNoise),
+    *(SecretStepsNoise, SecretBatchNoise, TrustedNoise),
+)
 
 
 def _check(context: NoiseContext, secure_sum: bool, trusted: bool) -> None:

@@ -33,7 +33,7 @@ _LONGEST = 256  # examples of a made-up batch, at most
 _SEED = 7  # of made-up inputs, and of layers that draw, such as dropout
 _PLAIN = {
     type(part): vars(part).keys()
-    for chain in (Linear(1, 1), Mlp(1, (1,), 1), nn.Sequential(nn.Tanh(), nn.Identity()))
+    for chain in (Linear(1, 1, 1.0), Mlp(1, (1,), 1), nn.Sequential(nn.Tanh(), nn.Identity()))
     for part in chain.modules()
 }
 
@@ -57,23 +57,26 @@ def check_isolation(
     """
     if known_apart(module):
         return
-    if per_person and _draws(copy.deepcopy(module).train(), federation):
+    model = copy.deepcopy(module).train()
+    with drawing_from(_SEED):
+        before = torch.default_generator.get_state()
+        if per_person:
+            model(_batch(federation, np.random.default_rng(_SEED), 1.0))
+        draws = not torch.equal(before, torch.default_generator.get_state())
+    if draws:
         raise SensitivityRefused(
             "a model that draws at random (dropout, say) where persons are protected: how many "
             "records one has decides what is drawn for the others",
             "use a model without dropout",
         )
     _try(copy.deepcopy(module).train(), federation, per_example)
-    _try(_stirred(copy.deepcopy(module).train()), federation, per_example)
-
-
-def _draws(model: nn.Module, federation: Federation) -> bool:
-    """Whether a model takes numbers from torch's generator."""
-    inputs = _batch(federation, np.random.default_rng(_SEED), 1.0)
-    with drawing_from(_SEED):
-        before = torch.default_generator.get_state()
-        model(inputs)
-        return not torch.equal(before, torch.default_generator.get_state())
+    model = copy.deepcopy(module).train()
+    draw = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():  # as training might leave them, none of them zero
+        for weight in model.parameters():
+            if weight.is_floating_point():
+                weight.add_(torch.randn(weight.shape, generator=draw).to(weight), alpha=_STIR)
+    _try(model, federation, per_example)
 
 
 def known_apart(module: nn.Module) -> bool:
@@ -124,17 +127,13 @@ def check_loss(
         outputs = torch.from_numpy(scale * draw.standard_normal(like.shape)).to(like)
         targets = as_tensor(_targets(federation, draw, shape))
         together = _lost(loss, outputs, targets)
+        again = _lost(loss, outputs, targets)
         singles = [_lost(loss, outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
-        if not _same(together, _lost(loss, outputs, targets)):
+        if not (_same(together, again) and _same(together, torch.cat(singles))):
             raise SensitivityRefused(
-                "the loss remembers what it was shown, or draws at random, so one client's data "
-                "could enter another's update",
-                "write it as a function of outputs and targets alone",
-            )
-        if not _same(together, torch.cat(singles)):
-            raise SensitivityRefused(
-                "the loss of one example depends on the other examples of its batch",
-                "give one number for each example, made of that example alone",
+                "the loss of one example depends on others of its batch, on what was seen before, "
+                "or on chance, so one client's data could enter another's update",
+                "give one number for each example, made of its output and target alone",
             )
     model = copy.deepcopy(module).train()
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -159,13 +158,12 @@ def _lost(loss: Loss, outputs: Tensor, targets: Tensor, back: Sequence[Tensor] =
         if back and isinstance(found, Tensor) and found.requires_grad:
             torch.autograd.grad(found.sum(), back, allow_unused=True)
     except Exception as error:  # whatever a user's function may raise
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             f"loss: it fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}: "
-            f"{said}"
+            f"{_said(error)}"
         ) from None
     if not isinstance(found, Tensor) or found.shape != (len(outputs),):
-        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        shape = list(getattr(found, "shape", ())) or type(found).__name__
         raise ConfigError(
             f"loss: must give one number for each example, as losses of torch do with "
             f"reduction='none'; of {len(outputs)} examples it gives {shape}"
@@ -173,16 +171,6 @@ def _lost(loss: Loss, outputs: Tensor, targets: Tensor, back: Sequence[Tensor] =
     if not found.requires_grad:
         raise ConfigError("loss: has no gradient; compute it from the outputs with torch")
     return found.detach().clone()
-
-
-def _stirred(model: nn.Module) -> nn.Module:
-    """The model with weights as training might leave them, none of them zero."""
-    draw = torch.Generator().manual_seed(_SEED)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.is_floating_point():
-                weight.add_(torch.randn(weight.shape, generator=draw).to(weight), alpha=_STIR)
-    return model
 
 
 def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
@@ -234,15 +222,15 @@ def _extremes(federation: Federation, model: nn.Module) -> Iterator[Tensor]:
     """Inputs as far out as a record may be: the largest numbers, tokens up to the last one."""
     shape = (1 + _OTHERS, *federation.input_shape)
     kind: np.dtype[Any] = federation.train.inputs.dtype
+    tokens = token_limit(model, federation)
+    if federation.task is Task.SEQUENCE:
+        tokens = federation.classes
     values: list[object] = [0, 1]
-    limit = token_limit(model, federation)
-    tokens = federation.classes if federation.task is Task.SEQUENCE else limit
     if tokens is not None:
         values = [np.linspace(tokens - 1, 0, math.prod(shape)).reshape(shape)]
-    elif np.issubdtype(kind, np.floating):
-        values = [np.finfo(kind).max, np.finfo(kind).min]
-    elif np.issubdtype(kind, np.integer):
-        values = [np.iinfo(kind).max, np.iinfo(kind).min]
+    elif kind.kind in "fiu":
+        limits: Any = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
+        values = [limits.max, limits.min]
     for value in values:
         with np.errstate(all="ignore"):
             made = federation.model_inputs(np.broadcast_to(np.asarray(value, kind), shape).copy())
@@ -262,14 +250,17 @@ def _tried(model: nn.Module, inputs: Tensor, back: bool = True) -> tuple[Tensor,
                 trained = [own for own in model.parameters() if own.requires_grad]
                 found = torch.autograd.grad(first @ way, trained, allow_unused=True)
         except Exception as error:  # whatever a user's module may raise
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise SensitivityRefused(
                 f"the model fails on made-up inputs, so nothing shows that it keeps examples "
-                f"apart: {said}",
+                f"apart: {_said(error)}",
                 "use a model that takes any inputs of the data's shape and type",
             ) from None
     gradient = [part.detach().flatten() for part in found if part is not None]
     return outputs.detach().clone(), torch.cat(gradient) if gradient else torch.zeros(0)
+
+
+def _said(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedveil.core.arguments import check_fields, one_of
@@ -19,12 +18,11 @@ from fedveil.methods.parts.noise_placement import (
     Noise,
     NoisePlacement,
     RoundNoise,
-    drawn_once,
     noisy_integers,
+    on_grid,
     with_shares,
 )
 from fedveil.privacy.contract import Mechanism
-from fedveil.privacy.noise.grid import unsnap
 from fedveil.privacy.releases import PrivacyModel
 
 
@@ -65,27 +63,7 @@ class LocalNoise(NoisePlacement):
         return self.decode(at, whole)
 
     def upload(self, at: RoundNoise, row: Ints, stream: Stream) -> Ints:
-        if at.grid is None:
-            raise ValueError("only uploads on a grid have integers")
         return noisy_integers(self.noise, row, at.scale, at.grid, stream)
 
     def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
-        if at.grid is None:
-            raise ValueError("only uploads on a grid have integers")
-        return torch.from_numpy(unsnap(whole, at.grid)).float()
-
-    def in_one_draw(self) -> NoisePlacement:
-        return _InOneDraw(self.noise, self.adjacency)
-
-
-class _InOneDraw(LocalNoise):
-    """Gaussians add up to a Gaussian, n Laplace variables to the difference of two Gamma(n)."""
-
-    def protect(self, at: RoundNoise, total: Tensor) -> Tensor:
-        uploads, size = len(at.cohort), len(total)
-        draw = np.random.default_rng(at.stream().words(4))
-        if self.noise is Noise.LAPLACE:
-            noise = at.scale * (draw.gamma(uploads, size=size) - draw.gamma(uploads, size=size))
-        else:
-            noise = at.scale * math.sqrt(uploads) * draw.standard_normal(size)
-        return drawn_once(at, total, noise)
+        return on_grid(whole, at.grid)

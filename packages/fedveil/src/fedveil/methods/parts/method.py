@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -47,13 +48,13 @@ class Scheme(StrEnum):
     own. Only secret random cohorts (Poisson, fixed, capped) and secret coins lower epsilon.
     """
 
-    POISSON = "poisson"  # every client by its own coin
-    FIXED = "fixed"  # a uniformly random set of fixed size
-    ROUND_ROBIN = "round-robin"  # in turn
+    POISSON = "poisson"
+    FIXED = "fixed"
+    ROUND_ROBIN = "round-robin"
     EVERYONE = "everyone"
-    BALANCED = "balanced"  # random, everybody equally often
-    CAPPED = "capped-poisson"  # Poisson, a random subset if more than `cap` came
-    SECRET_POISSON = "secret-poisson"  # all upload; each trains by its own secret coin
+    BALANCED = "balanced"
+    CAPPED = "capped-poisson"
+    SECRET_POISSON = "secret-poisson"
 
 
 def _scheme(key: str, value: str) -> Scheme | str:
@@ -118,19 +119,17 @@ class CohortRule:
                 f"training.cohort: {size} is more than the {clients} clients there are"
             )
         rate = self.rate if self.rate is not None else size / clients
-        if self.scheme is Scheme.POISSON:
-            return Poisson(rate, clients)
-        if self.scheme is Scheme.SECRET_POISSON:
-            return SecretPoisson(rate, clients)
-        if self.scheme is Scheme.CAPPED:
-            return CappedPoisson(clients, rate, self.cap or clients)
-        if self.scheme is Scheme.FIXED:
-            return FixedSize(clients, size)
-        if self.scheme is Scheme.ROUND_ROBIN:
-            return RoundRobin(clients, size)
-        if self.scheme is Scheme.BALANCED:
-            return Balanced(clients, size, rounds)
-        return public_schedule(self.scheme)(clients, size)
+        if not isinstance(self.scheme, Scheme):
+            return public_schedule(self.scheme)(clients, size)
+        samplers: dict[Scheme, Callable[[], Sampling]] = {
+            Scheme.POISSON: lambda: Poisson(rate, clients),
+            Scheme.SECRET_POISSON: lambda: SecretPoisson(rate, clients),
+            Scheme.CAPPED: lambda: CappedPoisson(clients, rate, self.cap or clients),
+            Scheme.FIXED: lambda: FixedSize(clients, size),
+            Scheme.ROUND_ROBIN: lambda: RoundRobin(clients, size),
+            Scheme.BALANCED: lambda: Balanced(clients, size, rounds),
+        }
+        return samplers[self.scheme]()
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,28 +157,34 @@ class Method(Displayed):
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        check_fields(self, cohort=instance_of(CohortRule), local=instance_of(LocalTraining))
-        check_fields(self, by_examples=flag)
+        check_fields(
+            self,
+            cohort=instance_of(CohortRule),
+            local=instance_of(LocalTraining),
+            by_examples=flag,
+        )
         _check_part("placement", self.placement, "CentralNoise()", "fit")
         _check_part("optimizer", self.optimizer, "Sgd()", "step")
         if whole("training.rounds", self.rounds) < 1:
             raise ConfigError(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
             raise ConfigError("server.smoothing: votes have no neighbours to be smoothed with")
-        coins = self.placement is not None and self.placement.secret_coins
+        placement, automatic = self.placement, self.smoothing and self.smoothing.automatic
+        coins = placement is not None and placement.secret_coins
         if self.cohort.scheme is Scheme.SECRET_POISSON and not coins:
             raise PrivacyRefusal(
                 f"secret coins with method {self.name!r} and this trust: they stay secret only "
                 "where clients add noise shares to clipped updates under a secure sum",
                 "set privacy.trust to distributed, or training.sampling to poisson",
             )
-        automatic = self.smoothing is not None and self.smoothing.automatic
-        if automatic and (self.placement is None or not self.placement.white):
+        if automatic and (placement is None or not placement.white):
             raise ConfigError(
                 "server.smoothing: 'auto' needs independent noise of known size on every sum, by "
                 "a trusted aggregator or by each client. Give a number"
             )
-        if self.placement is not None and self.placement.bounded is Bounded.STATISTIC:
+        if placement is None:
+            return
+        if placement.bounded is Bounded.STATISTIC:
             once = self.rounds == 1 and self.cohort.scheme is Scheme.EVERYONE
             if not once or self.smoothing is not None or self.voting is not None:
                 raise ConfigError(
@@ -187,8 +192,7 @@ class Method(Displayed):
                     "Use training.rounds 1 and training.sampling everyone, without "
                     "server.smoothing or votes."
                 )
-        if self.placement is not None:
-            self._check_protected(self.placement)
+        self._check_protected(placement)
 
     def _display(self) -> tuple[str, dict[str, object]]:
         cohort, clip = self.cohort, self.pipeline.clip

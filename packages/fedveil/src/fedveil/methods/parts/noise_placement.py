@@ -162,8 +162,11 @@ class NoisePlacement(ABC):
         secret_coins: Clients may toss secret coins: those who add no update add their noise alone.
         white: Noise is independent between coordinates and rounds, and `deviation` knows its size.
         not_audited: What no game of an audit tries out, a phrase each.
+        one_draw: Draw continuous noise of all clients at once: the same law of sums, for
+            simulations on public data. It protects nobody.
     """
 
+    one_draw: bool = field(default=False, kw_only=True, repr=False)
     _facts: NoiseContext | None = field(default=None, init=False, repr=False, compare=False)
 
     bounded: ClassVar[Bounded] = Bounded.UPDATE
@@ -208,6 +211,10 @@ class NoisePlacement(ABC):
 
     def _fit_as(self, kind: type[Self], facts: NoiseContext) -> Self:
         """Make the fitted noise from the settings alone: nothing else is taken over."""
+        if self.one_draw and facts.exact:
+            raise PrivacyRefusal(
+                "noise in one draw protects nobody", "use it for trials on public data"
+            )
         settings = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         fitted = kind(**settings)
         settle(fitted, _facts=facts)
@@ -380,13 +387,6 @@ class NoisePlacement(ABC):
         if it is drawn as floating-point numbers."""
         return None if at.grid is None else at.scale / at.grid
 
-    def in_one_draw(self) -> NoisePlacement:
-        """Return a placement with the same law of sums that draws once for all clients.
-
-        It protects nobody, and is for simulations on public data.
-        """
-        return self
-
 
 @dataclass(frozen=True)
 class RoundNoise:
@@ -487,10 +487,21 @@ class RoundNoise:
         return replace(self, noise=noise, pipeline=shape, layout=noise.facts.layout, purpose=COUNT)
 
 
-def noisy_integers(law: Noise, whole: Ints, scale: float, grid: float, stream: Stream) -> Ints:
+def noisy_integers(
+    law: Noise, whole: Ints, scale: float, grid: float | None, stream: Stream
+) -> Ints:
     """Return integers with noise that is drawn exactly, in steps of the grid."""
+    if grid is None:
+        raise ValueError("only vectors on a grid have integers")
     add = protect_sum if law is Noise.GAUSSIAN else protect_sum_laplace
     return add(whole, scale, grid, stream)
+
+
+def on_grid(whole: Ints, grid: float | None) -> Tensor:
+    """Return what integers stand for on a grid, float32."""
+    if grid is None:
+        raise ValueError("only vectors on a grid have integers")
+    return torch.from_numpy(unsnap(whole, grid)).float()
 
 
 def noisy_sum(
@@ -500,8 +511,7 @@ def noisy_sum(
     if grid is None:
         draw = gaussian if law is Noise.GAUSSIAN else laplace
         return (total + torch.from_numpy(draw(stream, total.numel(), scale))).float()
-    noisy = noisy_integers(law, total.numpy(), scale, grid, stream)
-    return torch.from_numpy(unsnap(noisy, grid)).float()
+    return on_grid(noisy_integers(law, total.numpy(), scale, grid, stream), grid)
 
 
 def with_shares(at: RoundNoise, total: Tensor, scale: float, law: Noise = Noise.GAUSSIAN) -> Tensor:
@@ -515,9 +525,17 @@ def with_shares(at: RoundNoise, total: Tensor, scale: float, law: Noise = Noise.
     """
     if at.integers is not None:
         return at.decode(at.integers.noisy_sum(total.numpy(), at.streams()))
-    noisy, draw = total.double().numpy().copy(), gaussian if law is Noise.GAUSSIAN else laplace
-    for stream in at.streams():
-        noisy += draw(stream, len(noisy), scale)
+    noisy, size, clients = total.double().numpy().copy(), len(total), len(at.cohort)
+    if at.noise is not None and at.noise.one_draw:
+        draw = np.random.default_rng(at.stream().words(4))
+        if law is Noise.GAUSSIAN:
+            noisy += scale * math.sqrt(clients) * draw.standard_normal(size)
+        else:  # n Laplace variables add up to the difference of two Gamma(n)
+            noisy += scale * (draw.gamma(clients, size=size) - draw.gamma(clients, size=size))
+    else:
+        drawn = gaussian if law is Noise.GAUSSIAN else laplace
+        for stream in at.streams():
+            noisy += drawn(stream, size, scale)
     return torch.from_numpy(noisy).float()
 
 
@@ -529,15 +547,6 @@ def cohort_size(sampling: Sampling) -> int:
             "use sampling balanced, round-robin, fixed or everyone under distributed trust",
         )
     return int(takes_part(sampling).expected_cohort)
-
-
-def drawn_once(at: RoundNoise, total: Tensor, noise: npt.NDArray[np.float64]) -> Tensor:
-    """Return a sum with noise of all clients that was drawn in one go, float32."""
-    if at.noise is None or at.noise.facts.exact:
-        raise PrivacyRefusal(
-            "noise in one draw protects nobody", "use it for trials on public data"
-        )
-    return (total.double() + torch.from_numpy(noise)).float()
 
 
 def default_adjacency(context: NoiseContext, chosen: Adjacency | None) -> Adjacency:

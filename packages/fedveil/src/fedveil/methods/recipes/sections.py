@@ -20,6 +20,7 @@ class DataSection:
     client_column: str | None = None
     person_column: str | None = None  # of a person with several rows, at whatever clients
     records_per_person: int | None = None  # rows of a person that count at most; public
+    epsilon_column: str | None = None  # follows from privacy.epsilon_column
     label: str | None = None
     label_separator: str | None = None  # between the classes of a cell that names any number
     schema: str | None = None  # public statistics of the file's columns
@@ -30,6 +31,7 @@ class DataSection:
     bins: int | None = None  # numbers of a table are cut into about so many bins; None: they stay
     text_columns: tuple[str, ...] = ()  # free text of a table, a vector each by a public encoder
     text_encoder: str | None = None  # transformers:FOLDER, FILE.py:function, ...; None: MiniLM
+    file_labels: str | None = None  # of a folder of files: a table of each file and its class
     image_size: tuple[int, ...] = ()  # pictures become this high and wide; a third 1: grey
     task: str | None = None  # classification, regression or multi-label; None: by the label
     partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own
@@ -67,7 +69,7 @@ class ModelSection:
     backbone_head: str | None = None  # its own classifier, a layer that is left out
     pixels: int | None = None  # height and width of the pictures it sees; None: its own
     start: str | None = None  # a safetensors file of public weights to start from
-    frozen: tuple[str, ...] = ()  # layers or weights by name, or "backbone": all but the last
+    frozen: tuple[str, ...] = ()  # layers by name, not "!NAME"; or "backbone": all but the last
     adapter_rank: int | None = None  # train adapters of this rank beside the frozen layers
     seed: int = 0  # of the initial weights and random features; public
 
@@ -106,6 +108,7 @@ class PrivacySection:
     delta: float | None = None  # None: min(1e-5, units^-1.1)
     noise_multiplier: float | None = None  # instead of epsilon
     budgets: Mapping[str, float] = field(default_factory=dict, hash=False)  # clients' own epsilons
+    epsilon_column: str | None = None  # of a table: persons', or clients', own epsilons
     clip_norm: float | None = None  # None: 1 at first, lower where updates are shorter
     noise: str = "gaussian"  # or laplace, beside a clip in L1
     trust: str | None = None  # central, local or distributed; None: the method's own

@@ -16,9 +16,7 @@ import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
-from fedveil.privacy.noise.curves import Bell, Curve, Tent
-from fedveil.privacy.noise.layout import lay_out
-from fedveil.privacy.noise.slabs import Integers, SlabSampler
+from fedveil.privacy.noise.slabs import Curve, Integers, SlabSampler, lay_out
 
 # Standard deviations and scales, in grid units.
 SMALLEST_DISCRETE = 2.0**-16
@@ -33,7 +31,7 @@ def discrete_gaussian(stream: Stream, count: int, std: float) -> Integers:
 
     Adding one to each coordinate of an integer vector of L2 sensitivity D is D^2 / (2 std^2)-zCDP.
     """
-    return _draw(Bell, "std", False, stream, count, std)
+    return _draw(stream, count, std, bell=True, rounded=False)
 
 
 def rounded_gaussian(stream: Stream, count: int, std: float) -> Integers:
@@ -41,7 +39,7 @@ def rounded_gaussian(stream: Stream, count: int, std: float) -> Integers:
 
     P(k) = Phi((k + 1/2) / std) - Phi((k - 1/2) / std).
     """
-    return _draw(Bell, "std", True, stream, count, std)
+    return _draw(stream, count, std, bell=True)
 
 
 def rounded_laplace(stream: Stream, count: int, scale: float) -> Integers:
@@ -49,7 +47,7 @@ def rounded_laplace(stream: Stream, count: int, scale: float) -> Integers:
 
     P(k) = F((k + 1/2) / scale) - F((k - 1/2) / scale), F the standard Laplace distribution.
     """
-    return _draw(Tent, "scale", True, stream, count, scale)
+    return _draw(stream, count, scale, bell=False)
 
 
 class Ahead:
@@ -75,13 +73,12 @@ class Ahead:
 
 
 def _draw(
-    curve: type[Curve], name: str, rounded: bool, stream: Stream, count: int, spread: float
+    stream: Stream, count: int, spread: float, *, bell: bool, rounded: bool = True
 ) -> Integers:
-    least = SMALLEST_ROUNDED if rounded else SMALLEST_DISCRETE
+    least, name = (SMALLEST_ROUNDED if rounded else SMALLEST_DISCRETE), "std" if bell else "scale"
     if not least <= spread <= LARGEST:
-        bound = "1/4" if rounded else "2^-16"
-        raise ConfigError(f"{name}: need {bound} <= {name} <= 2^46 grid units, got {spread}")
-    return _sampler(curve(Fraction(spread)), rounded).draw(stream, count)
+        raise ConfigError(f"{name}: need {least:g} <= {name} <= 2^46 grid units, got {spread}")
+    return _sampler(Curve(Fraction(spread), bell), rounded).draw(stream, count)
 
 
 @lru_cache(maxsize=64)

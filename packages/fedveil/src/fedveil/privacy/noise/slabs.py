@@ -16,14 +16,14 @@ fast a draw is, never how it is distributed. docs/noise.md has the argument in f
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.randomness import Stream, Words
-from fedveil.privacy.noise.curves import density_bounds
-from fedveil.privacy.noise.layout import CellLayout, LazyUniform, distances, draw_tail, under_cell
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -32,12 +32,164 @@ ENTRY_BITS = 16
 MARGIN = 2.0**-42  # the test in double precision errs by less than 2^-45 (height + 1)
 MAX_SHIFT = 40  # up to here every place along a cell is exact in double precision
 
+_CELLS_PER_WIDTH = 64
+_LN2_ABOVE = Fraction(7, 10)
 _TABLE_BITS = 64
 _TESTED = np.iinfo(np.int64).min  # marks the entries that a lookup cannot decide
 _LARGEST_GROWTH = 0.25  # of the exponent along one cell: the Taylor sum is proved up to here
 _TAYLOR_TERMS = 12
 _BLOCK = 1 << 15  # words that stay in the second-level cache
 _CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A shape of noise: exp(-x^2 / (2 width^2)) if `bell`, else exp(-|x| / width).
+
+    `width` is in grid units: the length over which the density changes noticeably. The exponent is
+    y(x), a rational number: the exponential is the only transcendental one that a sampler needs.
+    """
+
+    width: Fraction
+    bell: bool
+
+    @property
+    def reach(self) -> Fraction:
+        """How far a table goes: beyond lies less than 1e-10 of a bell, 1e-6 of a tent."""
+        return self.width * (Fraction(13, 2) if self.bell else 14)
+
+    @cached_property
+    def curvature(self) -> Fraction:
+        return 1 / (2 * self.width**2) if self.bell else Fraction(0)
+
+    def slope(self, x: Fraction) -> Fraction:
+        """With `curvature`: y(x + d) - y(x) = d * (slope(x) + curvature * d) for x, d >= 0."""
+        return 2 * x * self.curvature if self.bell else 1 / self.width
+
+    def exponent(self, x: Fraction) -> Fraction:
+        return abs(x) * (self.slope(abs(x)) - self.curvature * abs(x))
+
+    def halving(self, x: Fraction) -> Fraction:
+        """A length over which the density at least halves, anywhere beyond `x > 0`."""
+        return _LN2_ABOVE / (2 * x * self.curvature if self.bell else 1 / self.width)
+
+
+def density_bounds(curve: Curve, x: Fraction, bits: int) -> tuple[int, int]:
+    """Integers enclosing 2^bits times the density at `x`."""
+    exponent = curve.exponent(x)
+    return exp_bounds(exponent.numerator, exponent.denominator, bits)
+
+
+def exp_bounds(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
+    """Integers with `low <= 2^bits * exp(-numerator/denominator) <= high`, a few units apart.
+
+    Every operation is on Python integers and rounds outwards, so the bounds hold by construction:
+    e^-y = (1 / e^(y/2^r))^(2^r), where the reduced exponential is a Taylor sum of positive terms
+    whose remainder is below twice the next term (the reduced argument is below 1/32).
+    """
+    if numerator < 0 or denominator <= 0:
+        raise ValueError(f"exponent: need a value >= 0, got {numerator}/{denominator}")
+    if numerator == 0:
+        return 1 << bits, 1 << bits
+    if numerator > (bits + 1) * denominator:  # e^-y < 2^-bits
+        return 0, 1
+    halvings = (numerator // denominator).bit_length() + 6
+    work = bits + halvings + 12
+    one = 1 << work
+    argument_low = (numerator << work) // (denominator << halvings)
+    argument_high = argument_low + 1
+    sum_low, sum_high = one, one
+    term_low, term_high, order = one, one, 0
+    while term_low:
+        order += 1
+        term_low = term_low * argument_low // (order << work)
+        term_high = -(-term_high * argument_high // (order << work))
+        sum_low += term_low
+        sum_high += term_high
+    sum_high += 2 * term_high
+    low = (one << work) // sum_high
+    high = -(-(one << work) // sum_low)
+    for _ in range(halvings):
+        low = low * low >> work
+        high = -(-high * high >> work)
+    return low >> (work - bits), -(-high >> (work - bits))
+
+
+@dataclass(frozen=True)
+class CellLayout:
+    """Where the cells lie.
+
+    Cell c covers [c * 2^shift, (c+1) * 2^shift) for `-cells <= c < cells`. A lattice cell holds the
+    integers there. If `continuous`, it holds the reals there moved by -1/2, so that flooring a
+    point's distance along the cell yields the integer nearest to the point.
+    """
+
+    curve: Curve
+    continuous: bool
+    shift: int
+    cells: int
+
+    @cached_property
+    def size(self) -> Fraction:
+        return Fraction(2) ** self.shift
+
+    def ends(self, cell: int) -> tuple[Fraction, Fraction]:
+        """An interval that holds every point of a cell."""
+        low = cell * self.size
+        if self.continuous:
+            return low - Fraction(1, 2), low + self.size - Fraction(1, 2)
+        return (low, low + self.size) if self.shift else (low, low)
+
+    def first_integer(self, cell: int) -> int:
+        return (cell << self.shift) if self.shift >= 0 else (cell >> -self.shift)
+
+    @property
+    def edge(self) -> Fraction:
+        """The distance of the nearest point outside all cells."""
+        return self.cells * self.size - (Fraction(1, 2) if self.continuous else 0)
+
+    @property
+    def tail_shift(self) -> int:
+        """The tails' envelope halves every 2^tail_shift grid units; so does at least the curve."""
+        return max(self.shift, _floor_log2(self.curve.halving(self.edge)) + 1)
+
+
+def lay_out(curve: Curve, *, continuous: bool, reach: Fraction | None = None) -> CellLayout:
+    """Cells of a 64th to a 128th of the curve's width, at least as far as its reach."""
+    shift = _floor_log2(curve.width / _CELLS_PER_WIDTH)
+    if not continuous:
+        shift = max(shift, 0)
+    unit = max(Fraction(2) ** shift, Fraction(1))  # the table ends on a whole number
+    distance = curve.reach if reach is None else reach
+    if continuous:
+        distance += Fraction(1, 2)
+    return CellLayout(
+        curve, continuous, shift, int(-(-distance // unit) * unit / Fraction(2) ** shift)
+    )
+
+
+def _floor_log2(x: Fraction) -> int:
+    guess = x.numerator.bit_length() - x.denominator.bit_length()
+    return guess if Fraction(2) ** guess <= x else guess - 1
+
+
+def distances(low: Fraction, high: Fraction) -> tuple[Fraction, Fraction]:
+    """The smallest and the largest |x| over [low, high]."""
+    ends = abs(low), abs(high)
+    return (Fraction(0) if low < 0 < high else min(ends)), max(ends)
+
+
+class LazyUniform:
+    """A uniform real in [0, 1) of which `bits` binary digits are known: `digits` / 2^bits."""
+
+    def __init__(self, stream: Stream, digits: int = 0, bits: int = 0) -> None:
+        self.digits, self.bits, self._stream = digits, bits, stream
+
+    def extend(self) -> LazyUniform:
+        """Draw 64 more digits, and return self."""
+        self.digits = (self.digits << 64) | int(self._stream.words(1)[0])
+        self.bits += 64
+        return self
 
 
 class SlabSampler:
@@ -151,11 +303,9 @@ class SlabSampler:
         whole = self._whole_place(words).view(np.int64)
         trials = stream.words(len(positions))
 
-        along: Reals
+        along: Reals = whole.astype(np.float64)
         if self.layout.continuous:
             along = places.astype(np.float64) * 2.0 ** (self.layout.shift - self._place_bits)
-        else:
-            along = whole.astype(np.float64)
         heights = self._heights(rows, along)
         gap = heights - slabs - (trials >> np.uint64(11)) * 2.0**-53
         slack = self._margin * (heights + 1.0)
@@ -165,18 +315,17 @@ class SlabSampler:
         out[positions[accepted]] = self._start[rows[accepted]] + whole[accepted]
 
         for index in np.flatnonzero(~(accepted | rejected)):
-            value = self._decide(
-                stream,
-                int(rows[index]),
-                int(slabs[index]),
-                LazyUniform(int(places[index]), self._place_bits),
-                LazyUniform(int(trials[index]), 64),
-                int(whole[index]),
-            )
-            if value is None:
-                rejected[index] = True
-            else:
-                out[positions[index]] = value
+            row, slab = int(rows[index]), int(slabs[index])
+            trial = LazyUniform(stream, int(trials[index]), 64)
+            value: int | None = None
+            if row == self._tail_row:
+                value = self.draw_tail(slab, trial, stream)
+            elif row < self._tail_row:
+                place = LazyUniform(stream, int(places[index]), self._place_bits)
+                if self.under_cell(row - self.layout.cells, slab, place, trial):
+                    value = int(self._start[row] + whole[index])
+            rejected[index] = value is None
+            out[positions[index]] = value or 0
         again = positions[rejected]
         out[again] = self.draw(stream, len(again))
 
@@ -190,20 +339,70 @@ class SlabSampler:
         heights: Reals = self._peak[rows] * series
         return heights
 
-    def _decide(
+    def under_cell(self, cell: int, slab: int, place: LazyUniform, trial: LazyUniform) -> bool:
+        """Whether the point at `place` along a cell and at `slab + trial` upwards is under the
+        curve, whose height is `height` at zero. Both take more digits as needed."""
+        layout = self.layout
+        low, _ = layout.ends(cell)
+        if layout.continuous:
+            return self._is_under(slab, trial, low, place, layout.size)
+        return self._is_under(slab, trial, low + (place.digits >> (place.bits - layout.shift)))
+
+    def draw_tail(self, slab: int, trial: LazyUniform, stream: Stream) -> int | None:
+        """A tail point, or None if it is rejected.
+
+        The envelope gives the b-th block of 2^tail_shift units on either side 2^-(b+2) of the tail
+        slabs' area. A point of density f is therefore kept if slab + trial is below
+        height * f * 2^(b + 2 + tail_shift - shift), which never exceeds the number of tail slabs.
+        """
+        layout, drawn = self.layout, LazyUniform(stream).extend()  # the sign and the block
+        negative = drawn.digits >> 63
+        drawn.digits &= (1 << 63) - 1
+        while drawn.digits == 0:
+            drawn.extend()
+        block = drawn.bits - 1 - drawn.digits.bit_length()
+        place, shift = LazyUniform(stream).extend(), layout.tail_shift
+        size = Fraction(2) ** shift
+        start = block * size  # distance of the block from the last cell
+        whole = int(start) + (place.digits >> (64 - shift) if shift >= 0 else 0)
+        border = int(layout.cells * layout.size)
+        value = -border - 1 - whole if negative else border + whole
+        boost = block + 2 + shift - layout.shift
+        if not layout.continuous:
+            return value if self._is_under(slab, trial, Fraction(value), boost=boost) else None
+        x, half = border + start, Fraction(1, 2)
+        x, size = (-x - half, -size) if negative else (x - half, size)
+        return value if self._is_under(slab, trial, x, place, size, boost) else None
+
+    def _is_under(
         self,
-        stream: Stream,
-        row: int,
         slab: int,
-        place: LazyUniform,
         trial: LazyUniform,
-        whole: int,
-    ) -> int | None:
-        """The exact outcome of one draw; None if it is rejected."""
-        if row > self._tail_row:
-            return None
-        if row == self._tail_row:
-            return draw_tail(self.layout, self.height, slab, trial, stream)
-        cell = row - self.layout.cells
-        kept = under_cell(self.layout, self.height, cell, slab, place, trial, stream)
-        return int(self._start[row]) + whole if kept else None
+        origin: Fraction,
+        place: LazyUniform | None = None,
+        size: Fraction = Fraction(0),
+        boost: int = 0,
+    ) -> bool:
+        """Whether slab + trial < height * 2^boost * f(x) at x = origin + size * place, f the
+        density.
+
+        `place=None` stands for x = origin. Each turn encloses both sides in rigorous bounds; turns
+        double the digits until the enclosures part, which they do with probability one.
+        """
+        while True:
+            near = far = abs(origin)
+            if place is not None:
+                step = size / (1 << place.bits)
+                ends = sorted((origin + place.digits * step, origin + (place.digits + 1) * step))
+                near, far = distances(*ends)
+            bits = trial.bits + self.height.bit_length() + boost + 8
+            least = self.height * density_bounds(self.layout.curve, far, bits)[0] << boost
+            most = self.height * density_bounds(self.layout.curve, near, bits)[1] << boost
+            below = (slab << bits) + (trial.digits << (bits - trial.bits))
+            if below + (1 << (bits - trial.bits)) <= least:
+                return True
+            if below >= most:
+                return False
+            trial.extend()
+            if place is not None:
+                place.extend()

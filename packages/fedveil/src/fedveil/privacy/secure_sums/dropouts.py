@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
@@ -47,23 +48,13 @@ def planned_dropouts(
     """
     if not 0 <= rate <= 1:
         raise ConfigError(f"dropout = {rate}: need a probability in [0, 1]")
+    from scipy.special import bdtrc
+
     most = (cohort - 2 - colluders) // 2
     if most < 0:
         raise ConfigError(f"cohort = {cohort}: too small for {colluders} colluders")
-    more = 0.0  # the probability that `count` or more are lost
-    for count in range(cohort, 0, -1):
-        more += _binomial(cohort, count, rate)
-        if more > failure_probability:
-            return min(count, most)
-    return 0
-
-
-def _binomial(cohort: int, lost: int, rate: float) -> float:
-    """The probability that exactly `lost` of `cohort` devices are lost."""
-    if rate in (0.0, 1.0):
-        return float(lost == int(rate) * cohort)
-    ways = math.lgamma(cohort + 1) - math.lgamma(lost + 1) - math.lgamma(cohort - lost + 1)
-    return math.exp(ways + lost * math.log(rate) + (cohort - lost) * math.log1p(-rate))
+    beyond = bdtrc(np.arange(cohort), cohort, rate)  # more than 0, 1, 2, ... are lost
+    return min(int(np.count_nonzero(beyond > failure_probability)), most)
 
 
 def sharing_course(

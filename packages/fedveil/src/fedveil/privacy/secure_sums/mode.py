@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-EARLIER_WORDS = {"full": "masked", "modelled": "ideal"}  # of recipes
-
 
 class SecureMode(StrEnum):
     """How a run on one machine hides single uploads from its server.
@@ -17,8 +15,3 @@ class SecureMode(StrEnum):
     MASKED = "masked"  # keys, shares and masks: every one is made and removed
     IDEAL = "ideal"  # what they achieve: the same integers, sums and refusals, without any mask
     NONE = "none"
-
-    @classmethod
-    def _missing_(cls, value: object) -> SecureMode | None:
-        word = EARLIER_WORDS.get(str(value))
-        return None if word is None else cls(word)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,6 @@ from fedveil.core.errors import ConfigError
 # Up to here everybody is joined to everybody: a sparse graph would save little, and the complete
 # one needs no luck and withstands a server that lies about who survived.
 SMALL_COHORT = 32
-_TINY = -700.0  # logarithms below would round to zero, and no probability is rounded down
 
 
 @dataclass(frozen=True)
@@ -177,30 +177,17 @@ def _tail(population: int, marked: int, drawn: int, above: int) -> float:
 @lru_cache(maxsize=4)
 def _tails(population: int, marked: int, drawn: int) -> npt.NDArray[np.float64]:
     """The same for all `above` from -1 to `drawn`; never below the exact probability."""
-    low, high = max(0, drawn - (population - marked)), min(marked, drawn)
-    first = _log_choose(marked, low) + _log_choose(population - marked, drawn - low)
-    x = np.arange(low, high)
-    rises = np.log((marked - x) * (drawn - x)) - np.log(
-        (x + 1) * (population - marked - drawn + x + 1)
-    )
-    logs = np.cumsum(np.append(first - _log_choose(population, drawn), rises))
-    chances = np.zeros(drawn + 2)
-    chances[low : high + 1] = np.exp(np.maximum(logs + _rounding(population, drawn), _TINY))
-    return np.cumsum(chances[::-1])[::-1]  # the smallest ones first
+    ways = [math.comb(marked, x) * math.comb(population - marked, drawn - x) for x in range(drawn)]
+    ways.append(math.comb(marked, drawn))
+    beyond, total = [0, *accumulate(ways[::-1])], math.comb(population, drawn)
+    return np.array([_at_least(count, total) for count in beyond[::-1]])
 
 
 def _two_arcs(cohort: int, masks: int, removed: int) -> float:
-    if removed < masks:
-        return 0.0
-    arcs = _log_choose(removed, masks) - _log_choose(cohort, masks) + _rounding(cohort, 0)
-    return math.exp(max(_TINY, min(0.0, 2 * math.log(cohort) - math.log(2) + arcs)))
+    arcs = cohort**2 * math.comb(removed, masks), 2 * math.comb(cohort, masks)
+    return min(1.0, _at_least(*arcs))
 
 
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-
-def _rounding(population: int, terms: int) -> float:
-    """More than rounding can take off a logarithm here: nine values of `lgamma`, each off by at
-    most 16 units in the last place, and as many additions as there are terms."""
-    return 2.0**-52 * (200 + terms) * (100 + math.lgamma(population + 1))
+def _at_least(part: int, whole: int) -> float:
+    """Return a quotient rounded up: no probability is rounded to zero."""
+    return math.nextafter(part / whole, math.inf) if part else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,8 @@ from fedveil.core.arrays import Ints
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
 from fedveil.training.client.local_training import LocalTraining
+
+Rate = Any  # a float, or one for each record or person of a client
 
 _EPOCH = 1 << 40  # positions of different epochs never meet in the hash
 _POSITION = np.uint64((1 << 32) - 1)  # the bits of a sorted word that say where its record was
@@ -69,17 +72,38 @@ def step_counts(sizes: Ints, rule: LocalTraining) -> Ints:
     return batches_per_epoch(sizes, rule) * np.int64(rule.epochs or 0)
 
 
+def coin_rates(federation: Federation, rule: LocalTraining, client: int) -> Rate:
+    """Return the bias of the secret coins of one client's records or persons.
+
+    `rule.own_rates` `[persons]` gives persons, by number, that ask for less than the run's epsilon
+    rarer coins. Nobody's is above `rule.batch_rate`.
+    """
+    usual, numbers = rule.batch_rate or 0.0, federation.train.persons
+    if rule.own_rates is None or numbers is None:
+        return usual
+    spans = federation.persons
+    first, last = spans.offsets[client : client + 2]
+    own: Rate = np.minimum(rule.own_rates[numbers[spans.starts[first:last]]], usual)
+    return own
+
+
 def draw_batches(
-    clients: Ints, sizes: Ints, rule: LocalTraining, round_number: int, randomness: Randomness
+    clients: Ints,
+    sizes: Ints,
+    rule: LocalTraining,
+    round_number: int,
+    randomness: Randomness,
+    federation: Federation | None = None,
 ) -> Batches:
     """Draw the batches of `clients` in `round`.
 
     Every epoch is a fresh shuffle of the client's records cut into disjoint batches, so no batch
     holds a record twice. The order depends on (seed, round, client, epoch) alone. With a
-    `batch_rate` every record has a coin of its own in every step instead.
+    `batch_rate` every record has a coin of its own in every step instead, and with `own_rates`
+    (which need the `federation`) one of its own bias.
     """
     if rule.batch_rate is not None:
-        return _poisson_batches(clients, sizes, rule, round_number, randomness)
+        return _poisson_batches(clients, sizes, rule, round_number, randomness, federation)
     steps = step_counts(sizes, rule)
     largest = int(sizes.max(initial=0))
     if rule.batch_size is None or (rule.batch_size >= largest and not rule.drop_last):
@@ -116,7 +140,12 @@ def draw_batches(
 
 
 def _poisson_batches(
-    clients: Ints, sizes: Ints, rule: LocalTraining, round_number: int, randomness: Randomness
+    clients: Ints,
+    sizes: Ints,
+    rule: LocalTraining,
+    round_number: int,
+    randomness: Randomness,
+    federation: Federation | None,
 ) -> Batches:
     """Draw secret batches: one coin for each record and step, independent of everything else.
 
@@ -124,10 +153,14 @@ def _poisson_batches(
     place in it, so that nobody else's coin depends on a record. Whatever comes is a batch, an empty
     one as well.
     """
-    steps, rate = step_counts(sizes, rule), rule.batch_rate or 0.0
+    steps, rates = step_counts(sizes, rule), [rule.batch_rate or 0.0] * len(clients)
+    if rule.own_rates is not None:
+        if federation is None:
+            raise RuntimeError("rates of single persons need the federation")
+        rates = [coin_rates(federation, rule, int(client)) for client in clients]
     drawn = [
         np.flatnonzero(stream.coins(int(size), rate))
-        for client, size, count in zip(clients, sizes, steps, strict=True)
+        for client, size, count, rate in zip(clients, sizes, steps, rates, strict=True)
         for stream in (randomness.stream("batch coins", round_number, int(client)),)
         for _ in range(int(count))
     ]

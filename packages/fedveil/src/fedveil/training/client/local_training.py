@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -226,6 +226,7 @@ class LocalTraining:
     drop_last: bool = False  # leave out an epoch's last partial batch
     loss: Loss | None = None  # of each example, from outputs and targets; None: the task's own
     step: LocalStep | None = None  # a correction with state of each client's own
+    own_rates: Any = field(default=None, compare=False, repr=False)  # see `batches.coin_rates`
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -275,13 +276,8 @@ class LocalTraining:
     @property
     def plain(self) -> bool:
         """Whether the rule is SGD with weight decay and nothing else, which has fast kernels."""
-        return self.plain_but_penalty and self.penalty == 0
-
-    @property
-    def plain_but_penalty(self) -> bool:
-        """Whether the rule is SGD with weight decay and perhaps a penalty, and nothing else."""
         return (
-            self.momentum == self.gradient_noise == 0
+            self.momentum == self.gradient_noise == self.penalty == 0
             and self.projection_radius is None
             and self.gradient_clip is None
             and self.step is None

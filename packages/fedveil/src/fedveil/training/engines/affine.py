@@ -40,44 +40,8 @@ class Affine:
         """The bias as a view `[..., outputs]`."""
         return None if self.bias is None else rows[..., self.bias.start : self.bias.stop]
 
-    def activate(self, state: Tensor) -> Tensor:
-        """The layer's activation, in place."""
-        if self.activation == "relu":
-            return state.relu_()
-        return state.tanh_() if self.activation == "tanh" else state
-
-    def before_activation(self, error: Tensor, state: Tensor) -> Tensor:
-        """The error of what the activation read, from that of the `state` it made; the given error
-        may be overwritten."""
-        if self.activation == "relu":
-            return torch.ops.aten.threshold_backward(error, state, 0)  # type: ignore[no-any-return]
-        if self.activation == "tanh":
-            return error.addcmul_(error, state.square(), value=-1)
-        return error
-
 
 Stack = tuple[Affine, ...]
-Parts = list[tuple[Tensor, Tensor | None]]  # weight [clients, outputs, inputs], bias of each layer
-
-
-def parts_of(stack: Stack, start: Tensor, clients: int) -> Parts:
-    """This many copies of the layers of one flat vector `[parameters]`."""
-    parts: Parts = []
-    for layer in stack:
-        bias = layer.bias_of(start)
-        repeated = None if bias is None else bias.expand(clients, -1).clone()
-        parts.append((layer.weight_of(start).expand(clients, -1, -1).clone(), repeated))
-    return parts
-
-
-def rows_of(stack: Stack, parts: Parts) -> Tensor:
-    """All layers in one flat vector for each client, `[clients, parameters]`."""
-    placed = []
-    for layer, (weight, bias) in zip(stack, parts, strict=True):
-        placed.append((layer.weight.start, weight.flatten(1)))
-        if layer.bias is not None and bias is not None:
-            placed.append((layer.bias.start, bias))
-    return torch.cat([part for _, part in sorted(placed, key=lambda pair: pair[0])], dim=1)
 
 
 def affine_stack(module: nn.Module, layout: Layout, federation: Federation) -> Stack | str:

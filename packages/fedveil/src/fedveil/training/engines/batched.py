@@ -14,28 +14,20 @@ import torch
 from torch import Tensor
 
 from fedveil.core.randomness import Stream
-from fedveil.training.client.batches import (
-    client_sizes,
-    draw_batches,
-    step_counts,
-    unit_sizes,
-)
+from fedveil.training.client.batches import draw_batches, step_counts, unit_sizes
 from fedveil.training.client.local_training import LocalStep, LocalTraining
 from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.contract import (
     ClientStates,
     Cohort,
     CohortTask,
-    GroupedEngine,
     Job,
-    Train,
+    RoundRequest,
+    task_of,
 )
 from fedveil.training.engines.local_sgd import Gradients, local_updates
 from fedveil.training.engines.records import PersonRecords, Records
 from fedveil.training.models.structure import drawing_from
-from fedveil.training.models.tensors import as_tensor
-
-__all__ = ["RowEngine", "as_tensor", "chunks_of", "client_sizes"]
 
 CPU = torch.device("cpu")
 
@@ -44,7 +36,7 @@ _TOGETHER = 4_000_000  # numbers that isolated clients of one chunk hold
 
 
 @dataclass(frozen=True)
-class RowEngine(GroupedEngine):
+class RowEngine:
     """Runs a job with the given gradients, at most `chunk` clients at a time, on a device."""
 
     name: str
@@ -54,8 +46,12 @@ class RowEngine(GroupedEngine):
     device: torch.device = CPU
     draws: bool = False  # gradients run the module itself, which may draw random numbers of its own
 
-    def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
-        yield np.arange(len(sizes)), self.train
+    def updates(self, request: RoundRequest) -> Iterator[Block]:
+        task = task_of(self.job, request)
+        return self.train(task, np.arange(len(task.sizes)))
+
+    def close(self) -> None:
+        """Nothing to release."""
 
     def train(self, task: CohortTask, places: Cohort) -> Iterator[Block]:
         """Train the clients at these positions of the cohort, chunk by chunk."""
@@ -92,7 +88,9 @@ class RowEngine(GroupedEngine):
         job, clients, held = task.job, task.clients[where], task.sizes[where]
         if job.rule.per_person:
             held = unit_sizes(job.federation, job.rule)[clients]
-        batches = draw_batches(clients, held, job.rule, task.round_number, job.randomness)
+        batches = draw_batches(
+            clients, held, job.rule, task.round_number, job.randomness, job.federation
+        )
         if job.rule.per_person:
             client = int(clients[0])
             return PersonRecords(job.federation, client, batches, self.device, autograd=self.draws)

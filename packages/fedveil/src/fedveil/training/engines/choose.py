@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,17 +12,14 @@ from torch import nn
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Task
 from fedveil.training.engines.affine import Stack, affine_stack
+from fedveil.training.engines.affine_gradients import AffineGradients
 from fedveil.training.engines.algebra import AlgebraEngine
 from fedveil.training.engines.batched import CPU, RowEngine
-from fedveil.training.engines.contract import Engine, Job, Threaded
+from fedveil.training.engines.contract import Engine, Job, Within, threads_at
 from fedveil.training.engines.cost import Prediction, Workload, cores, predict
 from fedveil.training.engines.distributed_env import under_torchrun, why_not_elsewhere
-from fedveil.training.engines.dual import dual_applies
-from fedveil.training.engines.example_gradients import ExampleWay, example_way
 from fedveil.training.engines.gradients import AutogradGradients, VmapGradients, why_not_vmap
-from fedveil.training.engines.isolated import OneByOne, SideBySide
-from fedveil.training.engines.isolated_gradients import ApartGradients
-from fedveil.training.engines.mlp import MlpGradients
+from fedveil.training.engines.isolated import OneByOne, undisturbed
 from fedveil.training.engines.moments import moments_apply
 from fedveil.training.engines.pieces import in_pieces
 from fedveil.training.engines.registry import OUTSIDE
@@ -127,11 +125,13 @@ def build_engine(
     own = _build(job, choice.name, chunk, device)
     if job.isolated:
         threads = 1  # more would round differently
-    if choice.processes == 1:
-        return own if threads is None else Threaded(own, threads)
-    from fedveil.training.engines.processes import ProcessEngine
+    if choice.processes > 1:
+        from fedveil.training.engines.processes import ProcessEngine
 
-    return ProcessEngine(job, own, choice.processes, chunk, threads or 1)
+        return ProcessEngine(job, own, choice.processes, chunk, threads or 1)
+    if threads is None or isinstance(own, Within):
+        return own
+    return Within(own, partial(threads_at, threads))
 
 
 def device_of(name: str | None) -> torch.device:
@@ -235,14 +235,13 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
     # Secret batches, and persons, go in pieces, client by client.
     together = job.rule.batch_rate is None and not job.rule.per_person
     if not isinstance(stack, str) and device.type == "cpu" and together:
-        return SideBySide(_together(job, name, chunk, device, stack))
-    # What fails in `vmap` by its nature must not count as zero, example by example.
-    way = example_way(job) if job.rule.per_example and name in ("sequential", "generic") else None
+        quick = partial(undisturbed, autograd=False)
+        return Within(_together(job, name, chunk, device, stack), quick)
 
     def make(own: Job) -> Engine:
-        return _together(own, name, 1, device, stack, way)
+        return _together(own, name, 1, device, stack)
 
-    return OneByOne(job, name, make, device)
+    return Within(OneByOne(job, name, make, device), undisturbed)
 
 
 def _together(
@@ -251,28 +250,25 @@ def _together(
     chunk: int | None,
     device: torch.device,
     stack: Stack | str,
-    way: ExampleWay | str | None = None,
 ) -> Engine:
     """Make an engine that trains clients together, at most `chunk` of them."""
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        gradients = in_pieces(job, AutogradGradients(job, device, way=way), autograd=True)
+        gradients = in_pieces(job, AutogradGradients(job, device), autograd=True)
         return RowEngine(name, job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         most = chunk or _chunk(job, batch, 100)
-        gradients = in_pieces(job, VmapGradients(job, device, way), autograd=True)
+        gradients = in_pieces(job, VmapGradients(job, device), autograd=True)
         return RowEngine(name, job, gradients, most, device, draws=True)
     if isinstance(stack, str):
         raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
-    kind = ApartGradients if job.isolated else MlpGradients
-    by_hand = in_pieces(job, kind(stack, job.federation.task), autograd=False)
+    kernel = AffineGradients(stack, job.federation.task, job.isolated)
+    by_hand = in_pieces(job, kernel, autograd=False)
     rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
-    if device.type == "cpu" and (name == "algebra" or dual_applies(job, stack)):
-        return AlgebraEngine(name, job, stack, rows)
-    return rows
+    return AlgebraEngine(job, stack[0], rows) if name == "algebra" else rows
 
 
 def _why_not_algebra(job: Job, device: torch.device) -> str | None:
@@ -285,12 +281,7 @@ def _why_not_algebra(job: Job, device: torch.device) -> str | None:
         return "algebra runs on the CPU"
     if job.federation.task is Task.MULTI_LABEL:
         return "it predicts several labels"
-    if job.rule.step is not None:
-        return f"its local step, {type(job.rule.step).__name__}, has code of its own"
-    if not (dual_applies(job, stack) or moments_apply(job)):
-        kind = "gradient noise" if job.rule.gradient_noise else "clipping gradients in L1"
-        return f"{kind} leaves the span of a client's data"
-    return None
+    return None if job.rule.plain else "its local rule is more than plain SGD"
 
 
 def _stack(job: Job) -> Stack | str:

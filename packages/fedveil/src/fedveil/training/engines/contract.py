@@ -7,11 +7,10 @@ over the cohort; whoever asked adds the blocks up.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +33,8 @@ from fedveil.training.models.check import with_readable
 from fedveil.training.models.flat import Layout
 
 Cohort = npt.NDArray[np.int64]
+
+_BROADCAST = -1  # where client states hold what was broadcast, and in which round
 
 
 @dataclass(frozen=True)
@@ -82,40 +83,31 @@ class ClientStates:
     private and a run directory holds released values only.
     """
 
-    def __init__(self) -> None:
-        self._states: dict[int, Tensor] = {}
-        self._broadcast: Tensor | None = None
-        self._round: int | None = None
+    def __init__(self, memory: dict[int, Any] | None = None, first: int = 0) -> None:
+        self._memory: dict[int, Any] = {} if memory is None else memory
+        self._first = first  # the number of client 0
 
     def broadcast(self, step: LocalStep, weights: Tensor, round_number: int) -> Tensor | None:
         """Return what the server sends beside the weights in this round, computed once."""
-        if self._round != round_number:
-            self._broadcast = step.broadcast(weights, self._broadcast)
-            self._round = round_number
-        return self._broadcast
+        sent: Tensor | None
+        last, sent = self._memory.get(_BROADCAST, (None, None))
+        if last != round_number:
+            sent = step.broadcast(weights, sent)
+            self._memory[_BROADCAST] = round_number, sent
+        return sent
 
     def of(self, clients: Cohort, step: LocalStep, weights: Tensor) -> Tensor:
         """Return the states of some clients, `[clients, ...]`."""
-        known = (self._states.get(client) for client in clients.tolist())
+        known = (self._memory.get(client) for client in (clients + self._first).tolist())
         return torch.stack([step.initial(weights) if s is None else s for s in known])
 
     def put(self, clients: Cohort, states: Tensor) -> None:
         """Keep the states `[clients, ...]` of some clients."""
-        self._states.update(zip(clients.tolist(), states.clone(), strict=True))
+        self._memory.update(zip((clients + self._first).tolist(), states.clone(), strict=True))
 
     def of_client(self, client: int) -> ClientStates:
-        """Return the states of a federation that holds this client alone, as its number 0."""
-        own = ClientStates()
-        own._broadcast, own._round = self._broadcast, self._round
-        if client in self._states:
-            own._states[0] = self._states[client]
-        return own
-
-    def take(self, client: int, own: ClientStates) -> None:
-        """Take over the state that a client has by now in a federation of its own."""
-        self._broadcast, self._round = own._broadcast, own._round
-        if 0 in own._states:
-            self._states[client] = own._states[0]
+        """Return the same states for a federation that holds this client alone, as number 0."""
+        return ClientStates(self._memory, client)
 
 
 @dataclass(frozen=True)
@@ -213,15 +205,11 @@ def task_of(job: Job, request: RoundRequest) -> CohortTask:
     states = request.states
     if job.rule.step is not None and states is None:
         states = ClientStates()
-    return CohortTask(
-        request.cohort,
-        client_sizes(job.federation, request.cohort),
-        request.weights,
-        request.round_number,
-        job.randomness,
-        job,
-        states,
-    )
+    # If isolated, weights lie in memory of torch's own, as everything else that a kernel reads.
+    weights = request.weights.clone() if job.isolated else request.weights
+    sizes = client_sizes(job.federation, request.cohort)
+    number = request.round_number
+    return CohortTask(request.cohort, sizes, weights, number, job.randomness, job, states)
 
 
 class BlockSum:
@@ -273,28 +261,6 @@ def _in_order(places: Cohort, count: int) -> bool:
     return len(places) == count and bool((places[1:] > places[:-1]).all())
 
 
-# Trains the clients at some positions of a task's cohort and yields their updates.
-Train = Callable[[CohortTask, Cohort], Iterator[Block]]
-
-
-class GroupedEngine(ABC):
-    """An engine that trains groups of a cohort, each its own way."""
-
-    job: Job
-
-    @abstractmethod
-    def groups(self, sizes: Cohort) -> Iterable[tuple[Cohort, Train]]:
-        """Yield the positions of the clients that go each way, and the way."""
-
-    def updates(self, request: RoundRequest) -> Iterator[Block]:
-        task = task_of(self.job, request)
-        for places, train in self.groups(task.sizes):
-            yield from train(task, places)
-
-    def close(self) -> None:  # noqa: B027, for most hold nothing
-        """Nothing to release."""
-
-
 class threads_at:  # noqa: N801
     """Compute with this many torch threads inside the block.
 
@@ -314,9 +280,10 @@ class threads_at:  # noqa: N801
             torch.set_num_threads(self._before)
 
 
-def computed_in(
-    setting: Callable[[], AbstractContextManager[object]], blocks: Iterator[Block]
-) -> Iterator[Block]:
+Setting = Callable[[], AbstractContextManager[object]]
+
+
+def computed_in(setting: Setting, blocks: Iterator[Block]) -> Iterator[Block]:
     """Yield blocks, each computed inside a setting that whoever takes the block does not see."""
     while True:
         with setting():
@@ -326,18 +293,14 @@ def computed_in(
         yield block
 
 
-class Threaded:
-    """Runs the rounds of an engine on a given number of threads."""
+class Within:
+    """Runs the rounds of an engine inside a setting."""
 
-    def __init__(self, engine: Engine, threads: int) -> None:
-        self.engine, self.threads = engine, threads
-
-    @property
-    def name(self) -> str:
-        return self.engine.name
+    def __init__(self, engine: Engine, setting: Setting) -> None:
+        self.engine, self._setting, self.name = engine, setting, engine.name
 
     def updates(self, request: RoundRequest) -> Iterator[Block]:
-        return computed_in(lambda: threads_at(self.threads), self.engine.updates(request))
+        return computed_in(self._setting, self.engine.updates(request))
 
     def close(self) -> None:
         self.engine.close()

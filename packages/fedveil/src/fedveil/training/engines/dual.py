@@ -1,13 +1,12 @@
-"""Models whose clients have few examples: the first layer as combinations of a client's examples.
+"""Linear models whose clients have few examples: weights as combinations of a client's examples.
 
-Every step of local SGD moves the weights of a linear model inside the span of the start `w0` and
-the client's own inputs X (with a column of ones if there is a bias):
+Every step of plain local SGD moves the weights of a linear model inside the span of the start `w0`
+and the client's own inputs X (with a column of ones if there is a bias):
 
-    w - w0 = A'X + r w0         A [examples, outputs], r a number (weight decay alone moves it)
+    w = A'X + r w0         A [examples, outputs], r a number (weight decay alone moves it)
 
-so a client is trained on A, with the Gram matrix K = XX' in the place of the data
-(`dual_kernel`), and the update is written out at the end. The norm of a vector, where a rule asks
-for it on the way, is tr(A'KA) + 2 r <A, Xw0> + r^2 |w0|^2.
+so a client is trained on A, with the Gram matrix K = XX' in the place of the data, and the update
+is written out at the end: a step neither reads nor writes weights.
 
 In a protected run clients of one size class train together, in arithmetic that keeps them apart
 (`isolated_arithmetic`): whatever has a shape, has one that follows from the client's own size.
@@ -15,10 +14,10 @@ In a protected run clients of one size class train together, in arithmetic that 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,44 +25,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedveil.data.federation import Federation, Task
+from fedveil.data.federation import Federation
 from fedveil.privacy.elementwise import tree_sum
 from fedveil.training.client.batches import Batches, draw_batches, step_counts
 from fedveil.training.client.local_training import LocalTraining
 from fedveil.training.client.update_pipeline import Block
-from fedveil.training.engines.affine import Affine, Parts, Stack, parts_of, rows_of
+from fedveil.training.engines.affine import Affine
+from fedveil.training.engines.affine_gradients import output_error
 from fedveil.training.engines.batched import RowEngine, chunks_of
 from fedveil.training.engines.contract import Cohort, CohortTask, Job
-from fedveil.training.engines.dual_kernel import DualKernel, DualSupply, Upper
 from fedveil.training.engines.isolated_arithmetic import aligned, aligned_stack, products
 from fedveil.training.engines.local_sgd import local_updates
 from fedveil.training.engines.records import model_rows
 from fedveil.training.models.tensors import as_tensor
 
-# Norms come from products of single precision, whose error grows with cancellation: where the
-# terms exceed the result by this factor (in squares), the update is formed and measured instead.
-_CANCELLATION = 1e3
 _LARGEST = 1e30  # of squared inputs: far from overflow
 _CHUNK = 2_000_000  # numbers that the clients of a chunk keep beside their records: 8 MB
 _ISOLATED_CHUNK = 4_000_000  # numbers that isolated clients of a chunk hold
 _WORTH = 300_000  # multiplications above which a Gram matrix is kept
-
-
-def dual_applies(job: Job, stack: Stack) -> bool:
-    """Return whether every step stays in the span of the data: no noise, and norms in L2.
-
-    With more layers than one, there must be no norms at all. Isolated records do not come here: in
-    a product of two records each meets the rounding of the other.
-    """
-    rule = job.rule
-    if job.federation.task is Task.MULTI_LABEL or rule.step is not None:
-        return False
-    if rule.per_person or (job.isolated and rule.per_example):
-        return False
-    if len(stack) > 1:
-        return rule.plain
-    clip = rule.gradient_clip
-    return rule.gradient_noise == 0 and (clip is None or clip.per_example or clip.order == 2)
+_GATHERED = 1_000_000  # numbers that the steps of one block take: 4 MB
 
 
 def costs(rule: LocalTraining, layer: Affine, sizes: Cohort) -> tuple[npt.NDArray[np.int64], ...]:
@@ -79,146 +59,16 @@ def costs(rule: LocalTraining, layer: Affine, sizes: Cohort) -> tuple[npt.NDArra
     return by_rows, once + steps * batch * sizes * outputs
 
 
-@dataclass(frozen=True)
-class Span:
-    """A vector `A'X + r w0` for each client of a chunk."""
-
-    coefficients: Tensor  # A [clients, examples, outputs]
-    shift: Tensor  # r [clients]
-
-
-class Dual:
-    """A chunk of clients.
-
-    Args:
-        layer: The layer, in a flat vector of its own.
-        task: What is predicted.
-        inputs: Inputs `[clients, most, features]`, beyond a client's size anything.
-        targets: Targets `[clients, most]`.
-        sizes: How many examples each client has, `[clients]`.
-        width: Places for examples, at least `most`; those beyond a client's size get coefficient 0.
-        start: The layer's shared weights.
-        gram: XX' without the bias, `[clients, width, width]`, zero beyond a size; overwritten.
-        isolated: Whether no client's numbers may depend on another's.
-    """
-
-    def __init__(
-        self,
-        layer: Affine,
-        task: Task,
-        inputs: Tensor,
-        targets: Tensor,
-        sizes: Cohort,
-        width: int,
-        start: Tensor,
-        gram: Tensor,
-        isolated: bool = False,
-    ) -> None:
-        self.layer, self.task, self.start, self.inputs = layer, task, start, inputs
-        clients, most = targets.shape
-        self._most, self._isolated = most, isolated
-        weight, bias = layer.weight_of(start), layer.bias_of(start)
-        self.targets = functional.pad(targets, (0, width - most))
-        # X w0, [clients, width, outputs]
-        if isolated:
-            self.outputs = inputs.new_zeros(clients, width, layer.outputs)
-            turned = weight.t()
-            for own, into, size in zip(inputs, self.outputs, sizes.tolist(), strict=True):
-                torch.mm(own[:size], turned, out=into[:size])
-            self.outputs += 0 if bias is None else bias
-        else:
-            flat, none = inputs.flatten(0, 1), start.new_zeros(layer.outputs)
-            outputs = torch.addmm(none if bias is None else bias, flat, weight.t())
-            self.outputs = functional.pad(outputs.view(clients, most, -1), (0, 0, 0, width - most))
-        # Beyond a client's size, ones in the matrix meet coefficients that stay zero.
-        self.gram = gram if bias is None else gram.add_(1)
-        self._sizes = sizes
-        self._start_square = float(start.square().sum(dtype=torch.float64))
-
-    @property
-    def tame(self) -> npt.NDArray[np.bool_]:
-        """Which clients' inputs are small enough to be multiplied with each other, `[clients]`."""
-        largest = self.gram.diagonal(dim1=1, dim2=2).amax(dim=1)
-        tame: npt.NDArray[np.bool_] = (largest < _LARGEST).numpy()
-        return tame
-
-    @cached_property
-    def lengths(self) -> Tensor:
-        """Euclidean lengths of the inputs, with the bias, in double precision: none underflows."""
-        own: Tensor = torch.linalg.vector_norm(self.inputs, dim=2, dtype=torch.float64)
-        return self._widened(own if self.layer.bias is None else own.square().add_(1).sqrt_())
-
-    @cached_property
-    def absolute_sums(self) -> Tensor:
-        """Sums of the inputs' absolute values, with the bias, in double precision."""
-        sums = self.inputs.double().abs().sum(dim=2) + (self.layer.bias is not None)
-        return self._widened(sums)
-
-    def _widened(self, values: Tensor) -> Tensor:
-        """Values of examples `[clients, most]` with ones up to the width."""
-        wide = values.new_ones(self.targets.shape)
-        wide[:, : self._most] = values
-        return wide
-
-    def norms(self, vector: Span) -> Tensor:
-        """Return L2 norms `[clients]` of the first so many clients' vectors."""
-        active = len(vector.shift)
-        images = torch.bmm(self.gram[:active], vector.coefficients)
-        squares = _dot(vector.coefficients, images)
-        if bool(vector.shift.any()):
-            cross = _dot(vector.coefficients, self.outputs[:active])
-            squares += vector.shift * (2 * cross + vector.shift * self._start_square)
-        norms = squares.clamp(min=0).sqrt()
-        doubtful = self._terms(vector) > _CANCELLATION * squares
-        for client in torch.nonzero(doubtful).flatten().tolist():
-            one = Span(vector.coefficients[client : client + 1], vector.shift[client : client + 1])
-            norms[client] = self.rows(one, client).double().norm()
-        return norms
-
-    def rows(self, vector: Span, first: int = 0) -> Tensor:
-        """Return the vectors written out, `[clients, parameters]`, of clients from `first` on."""
-        count = len(vector.shift)
-        inputs, sizes = self.inputs[first : first + count], self._sizes[first : first + count]
-        rows = self.start * vector.shift[:, None]
-        weight, turned = self.layer.weight_of(rows), vector.coefficients.mT.contiguous()
-        if self._isolated:
-            moved = aligned_stack(*weight.shape, fill=False)
-            for into, own, records, size in zip(moved, turned, inputs, sizes.tolist(), strict=True):
-                torch.mm(own[:, :size], records[:size], out=into)
-            weight.add_(moved)
-        else:
-            weight.add_(torch.bmm(turned[:, :, : self._most], inputs))
-        bias = self.layer.bias_of(rows)
-        if bias is not None:
-            bias += tree_sum(vector.coefficients.transpose(0, 1).clone())
-        return rows
-
-    def _terms(self, vector: Span) -> Tensor:
-        """Return an upper bound on the squared terms of a norm, as if none cancelled another."""
-        lengths = self.gram[: len(vector.shift)].diagonal(dim1=1, dim2=2).sqrt()
-        spread = (vector.coefficients.square().sum(dim=2).sqrt() * lengths).sum(dim=1)
-        return (spread + vector.shift.abs() * math.sqrt(self._start_square)).square()
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return torch.sum(a * b, dim=(1, 2))
-
-
 class DualClients:
-    """Trains clients of a job whose model is a stack of affine layers.
+    """Trains clients of a job whose model is one affine layer and whose rule is plain SGD.
 
     `rows` trains clients whose inputs are so large that products of two would overflow, and knows
-    the gradients of the whole network, for LUS.
+    the gradients of weights, for LUS.
     """
 
-    def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
-        self._stack, self._rows_engine, self._job = stack, rows, job
-        first = stack[0]
-        weight = replace(first.weight, start=0)
-        bias = None if first.bias is None else replace(first.bias, start=weight.stop)
-        self._first = Affine(weight, bias, first.activation)  # in a vector of its own
-        self._grams = GramCache(job.federation, first.inputs)
-        self._others = job.layout.size - (weight.stop if bias is None else bias.stop)
+    def __init__(self, job: Job, layer: Affine, rows: RowEngine) -> None:
+        self._layer, self._rows_engine, self._job = layer, rows, job
+        self._grams = GramCache(job.federation, layer.inputs)
 
     def train(self, task: CohortTask, places: Cohort) -> Iterator[Block]:
         """Train the clients at these positions of the cohort, chunk by chunk."""
@@ -228,16 +78,13 @@ class DualClients:
 
     def _together(self, sizes: Cohort) -> Iterator[Cohort]:
         most = int(sizes.max())
-        kept = self._others + most * (most + 2 * self._first.outputs)
-        yield from chunks_of(sizes, self._first.inputs, max(1, _CHUNK // kept), self._job.rule)
+        kept = most * (most + 2 * self._layer.outputs)
+        yield from chunks_of(sizes, self._layer.inputs, max(1, _CHUNK // kept), self._job.rule)
 
     def _isolated(self, sizes: Cohort) -> Iterator[Cohort]:
-        """Yield positions of clients whose batches, steps and padded shapes are alike.
-
-        Only plain steps of one layer keep clients apart; for others each client has a chunk.
-        """
+        """Yield positions of clients whose batches, steps and padded shapes are alike."""
         rule, widths = self._job.rule, size_class(sizes)
-        if not rule.plain or len(self._stack) > 1 or self._job.pipeline.sparsity:
+        if self._job.pipeline.sparsity:
             yield from (np.array([place]) for place in range(len(sizes)))
             return
         whole = np.zeros_like(sizes)
@@ -248,55 +95,195 @@ class DualClients:
         for kind in np.unique(kinds, axis=1).T:
             group = np.flatnonzero((kinds == kind[:, None]).all(axis=0))
             group = group[np.argsort(-sizes[group], kind="stable")]
-            most = max(1, _ISOLATED_CHUNK // int(kind[0] * (self._first.inputs + kind[0])))
+            most = max(1, _ISOLATED_CHUNK // int(kind[0] * (self._layer.inputs + kind[0])))
             for begin in range(0, len(group), most):
                 yield group[begin : begin + most]
 
     def _chunk(self, task: CohortTask, where: Cohort) -> Iterator[Block]:
-        job, layers, weights = task.job, self._stack[1:], task.weights
-        clients, held = task.clients[where], task.sizes[where]
-        inputs, targets = _padded_records(job.federation, clients, held)
-        start, width = first_of(self._stack, weights), int(held.max(initial=1))
-        if job.isolated:
-            width = int(size_class(held).max())
-        gram = self._grams.of(clients, held, inputs, width)
-        kind = job.federation.task
-        dual = Dual(self._first, kind, inputs, targets, held, width, start, gram, job.isolated)
-        tame = dual.tame
+        job, rule, start = task.job, task.job.rule, task.weights
+        clients, sizes = task.clients[where], task.sizes[where]
+        inputs, targets = _padded_records(job.federation, clients, sizes)
+        width = int(size_class(sizes).max() if job.isolated else sizes.max(initial=1))
+        gram = self._grams.of(clients, sizes, inputs, width)
+        tame = (gram.diagonal(dim1=1, dim2=2).amax(dim=1) < _LARGEST).numpy()
         if not tame.all():
             yield from self._rows_engine.train(task, where[~tame])
             if tame.any():
                 yield from self._chunk(task, where[tame])
             return
-        batches = draw_batches(clients, held, job.rule, task.round_number, job.randomness)
-        rates = job.rule.learning_rate.of_round(task.round_number, batches.most_steps)
-        upper = Upper(layers, parts_of(layers, weights, len(clients)))
-        kernel = DualKernel(dual, upper, job.isolated)
-        supply = DualSupply(dual, batches, self._batch_width(batches, width))
-        moved, losses = local_updates(kernel.origin, supply, job.rule, rates, kernel, ())
-        span = kernel.span(moved)
-        _subtract(layers, upper.parts, weights)
-        rows = self._rows(dual.rows(span), upper.parts)
+        batches = draw_batches(clients, sizes, rule, task.round_number, job.randomness)
+        rates = rule.learning_rate.of_round(task.round_number, batches.most_steps)
+        drawn = batches.positions.shape[2]  # places in a batch; if isolated, by the class of sizes
+        if job.isolated or batches.full:
+            drawn = width if batches.full else min(rule.batch_size or width, width)
+        dual = Dual(job, self._layer, start, (inputs, targets), sizes, gram)
+        supply = _Supply(dual, batches, drawn)
+        updates, losses = local_updates(start, supply, rule, rates, dual, ())
         final = None
         if job.pipeline.sparsity:
-            mask = torch.from_numpy(np.arange(inputs.shape[1]) < held[:, None])
+            mask = torch.from_numpy(np.arange(inputs.shape[1]) < sizes[:, None])
             everything = inputs, targets, mask
-            final = self._rows_engine.gradients(weights + rows, everything, None, 0.0)[0]
-        yield task.block(where, rows, losses, final)
+            final = self._rows_engine.gradients(start + updates, everything, None, 0.0)[0]
+        yield task.block(where, updates, losses, final)
 
-    def _batch_width(self, batches: Batches, width: int) -> int:
-        """Return how many places a batch has: in an isolated chunk by the class of its sizes."""
-        if batches.full:
-            return width
-        limit = self._job.rule.batch_size or width
-        return min(limit, width) if self._job.isolated else batches.positions.shape[2]
 
-    def _rows(self, lower: Tensor, parts: Parts) -> Tensor:
-        """Return whole vectors `[clients, parameters]` from the first layer's and the others'."""
-        if self._first == self._stack[0] and not parts:
-            return lower
-        weight, bias = self._first.weight_of(lower), self._first.bias_of(lower)
-        return rows_of(self._stack, [(weight, bias), *parts])
+class StepBatch(NamedTuple):
+    """What a step reads of the clients that take it."""
+
+    places: Tensor | None  # in the padded chunk, [clients * batch]; None: all examples in order
+    gram: Tensor  # rows of XX', [clients, batch, examples]
+    start: Tensor  # outputs at the shared weights, [clients, batch, outputs]
+    targets: Tensor  # [clients, batch]
+    shares: Tensor  # of each example in its client's mean, [clients, batch, 1]
+    even: float | None  # the share of every example, if all are real
+
+
+class Dual:
+    """The kernel: plain descent of a chunk of clients on the coefficients of their examples.
+
+    Args:
+        job: What is trained.
+        layer: The layer, in a flat vector.
+        start: The layer's shared weights.
+        records: Inputs `[clients, most, features]` and targets `[clients, most]`, beyond a client's
+            size anything.
+        sizes: How many examples each client has, `[clients]`.
+        gram: XX' without the bias, `[clients, width, width]`, zero beyond a size; overwritten.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        layer: Affine,
+        start: Tensor,
+        records: tuple[Tensor, Tensor],
+        sizes: Cohort,
+        gram: Tensor,
+    ) -> None:
+        (inputs, targets), (clients, width) = records, gram.shape[:2]
+        self._task, self._isolated = job.federation.task, job.isolated
+        self._inputs, self._layer, self._sizes = inputs, layer, sizes.tolist()
+        missing = width - inputs.shape[1]
+        self.targets = functional.pad(targets, (0, missing))
+        weight, bias = layer.weight_of(start), layer.bias_of(start)
+        if self._isolated:  # outputs at the shared weights, [clients, width, outputs]
+            self.outputs = inputs.new_zeros(clients, width, layer.outputs)
+            for own, into, size in zip(inputs, self.outputs, self._sizes, strict=True):
+                torch.mm(own[:size], weight.t(), out=into[:size])
+            self.outputs += 0 if bias is None else bias
+        else:
+            none = start.new_zeros(layer.outputs)
+            outputs = torch.addmm(none if bias is None else bias, inputs.flatten(0, 1), weight.t())
+            self.outputs = functional.pad(outputs.view(*targets.shape, -1), (0, 0, 0, missing))
+        # Beyond a client's size, ones in the matrix meet coefficients that stay zero.
+        self.gram = gram if bias is None else gram.add_(1)
+        self._moved = torch.zeros_like(self.outputs)  # A [clients, examples, outputs]
+        self._scale, self._scales = 1.0, gram.new_ones(clients)  # r, and where clients stopped
+
+    def begin(self, start: Tensor, clients: int) -> None:
+        """Clients have not moved yet."""
+
+    def descend(self, batch: StepBatch, rate: float, keep: float) -> Tensor:
+        here = self._moved[: len(batch.gram)]
+        if self._isolated:
+            scores = products(batch.gram, here)
+            scores += batch.start if self._scale == 1 else batch.start * self._scale
+        else:
+            scores = torch.baddbmm(batch.start, batch.gram, here, beta=self._scale)
+        turned = scores.permute(2, 0, 1).contiguous()
+        error, losses = output_error(self._task, turned, batch.targets, self._isolated)
+        shares: Tensor | float = batch.shares  # others decide whether all examples are real
+        if batch.even is not None and not self._isolated:
+            shares = batch.even
+        error = error.permute(1, 2, 0) * (shares * -rate)
+        if keep != 1:
+            here.mul_(keep)
+            self._scale *= keep
+            if abs(self._scale) > torch.finfo(torch.float32).max:  # as weights overflow
+                self._scale = math.copysign(math.inf, self._scale)
+            self._scales[: len(here)] = self._scale
+        if batch.places is None:
+            here.add_(error)
+        else:  # no real example comes twice
+            here.flatten(0, 1).index_add_(0, batch.places, error.flatten(0, 1))
+        loss: Tensor = torch.linalg.vecdot(losses, batch.shares[..., 0])
+        return loss
+
+    def finish(self, start: Tensor) -> Tensor:
+        """Return updates `[clients, parameters]`: r - 1 times the shared weights, and A'X."""
+        rows = start * (self._scales - 1)[:, None]
+        weight, turned = self._layer.weight_of(rows), self._moved.mT.contiguous()
+        if self._isolated:
+            moved = aligned_stack(*weight.shape, fill=False)
+            pairs = zip(moved, turned, self._inputs, self._sizes, strict=True)
+            for into, own, records, size in pairs:
+                torch.mm(own[:, :size], records[:size], out=into)
+            weight.add_(moved)
+        else:
+            weight.add_(torch.bmm(turned[:, :, : self._inputs.shape[1]], self._inputs))
+        bias = self._layer.bias_of(rows)
+        if bias is not None:
+            bias += tree_sum(self._moved.transpose(0, 1).clone())
+        return rows
+
+
+class _Supply:
+    """The batches of a chunk of clients, gathered for many steps at once."""
+
+    def __init__(self, dual: Dual, batches: Batches, width: int) -> None:
+        """`width` is how many places a batch has, at least as many as are drawn."""
+        self._dual, self.steps, self._full = dual, batches.steps, batches.full
+        self.active: list[int] = (
+            (batches.steps[:, None] > np.arange(batches.most_steps)).sum(axis=0).tolist()
+        )
+        clients, steps, drawn = batches.mask.shape
+        mask = np.zeros((steps, clients, width), np.float32)
+        mask[:, :, :drawn] = batches.mask.transpose(1, 0, 2)
+        if not batches.full:
+            # Places that are not real read the client's first example, and add zero to it.
+            places = np.zeros((steps, clients, width), np.int64)
+            places[:, :, :drawn] = (batches.positions * batches.mask).transpose(1, 0, 2)
+            places += np.arange(clients)[:, None] * dual.gram.shape[1]
+            self._places = torch.from_numpy(places)
+        counts = np.maximum(1, batches.mask.sum(axis=2)).T[:, :, None]
+        self._shares = torch.from_numpy(mask / counts.astype(np.float32))[..., None]
+        own = np.arange(steps) < batches.steps[:, None]
+        taken = batches.mask if batches.full else batches.mask[own]
+        self._even = 1 / width if drawn == width and bool(taken.all()) else None
+        self._width, self._block = width, range(0)
+        self._gathered: list[StepBatch] = []
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def batch(self, step: int) -> StepBatch:
+        if step not in self._block:
+            self._gather(step)
+        return self._gathered[step - self._block.start]
+
+    def _gather(self, first: int) -> None:
+        """Gather this step and those after it that the same clients take, as many as fit."""
+        active, dual = self.active[first], self._dual
+        alike = itertools.takewhile(lambda count: count == active, self.active[first:])
+        numbers = active * self._width * (dual.gram.shape[2] + 2 * dual.outputs.shape[2])
+        count = min(sum(1 for _ in alike), max(1, _GATHERED // max(1, numbers)))
+        self._block = range(first, first + count)
+        parts = (dual.gram, dual.outputs, dual.targets)
+        if self._full:
+            gram, start, targets = (part[:active] for part in parts)
+            whole = StepBatch(None, gram, start, targets, self._shares[0, :active], self._even)
+            self._gathered = [whole] * count
+            return
+        steps = slice(first, first + count)
+        places = self._places[steps, :active]
+        gram, start, targets = (
+            part.flatten(0, 1)
+            .index_select(0, places.reshape(-1))
+            .view(*places.shape, *part.shape[2:])
+            for part in parts
+        )
+        lists = places.flatten(1), gram, start, targets, self._shares[steps, :active]
+        self._gathered = [StepBatch(*each, self._even) for each in zip(*lists, strict=True)]
 
 
 def _padded_records(
@@ -365,20 +352,3 @@ def size_class(sizes: Cohort) -> Cohort:
     unit = np.int64(1) << np.maximum(4, exponents - 3).astype(np.int64)
     rounded: Cohort = np.maximum(1, -(-sizes // unit)) * unit
     return rounded
-
-
-def _subtract(layers: Stack, parts: Parts, start: Tensor) -> None:
-    """Turn weights into updates, in place."""
-    for layer, (weight, bias) in zip(layers, parts, strict=True):
-        weight.sub_(layer.weight_of(start))
-        before = layer.bias_of(start)
-        if bias is not None and before is not None:
-            bias.sub_(before)
-
-
-def first_of(stack: Stack, vector: Tensor) -> Tensor:
-    """Return the first layer's weights and bias in a vector of their own."""
-    first = stack[0]
-    bias = first.bias_of(vector)
-    weight = vector[first.weight.start : first.weight.stop]
-    return weight if bias is None else torch.cat([weight, bias])

@@ -31,27 +31,25 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedveil.core.containment import contained
 from fedveil.privacy.clipping import Clip, clip_factors
 from fedveil.training.client.local_training import GradientClip
 from fedveil.training.engines.contract import Job
-from fedveil.training.engines.isolated_gradients import LEAST_NORM
 from fedveil.training.engines.kernels import is_known, tuned
 from fedveil.training.engines.known_layers import hand_over
 from fedveil.training.engines.layer_gradients import (
     Dense,
     Pair,
     Part,
-    Patches,
     Tape,
-    TokenRows,
-    power_sums,
 )
 from fedveil.training.models.flat import Slot, flatten
 from fedveil.training.models.losses import ClassWeights, example_losses
@@ -60,9 +58,7 @@ from fedveil.training.models.tensors import as_tensor
 
 # Numbers that one piece of a batch may take: 32 MB, or 256 MB for a piece of 32 examples.
 _VALUES, _VALUES_OF_FEW, _FEW = 8_000_000, 64_000_000, 32
-_MOST_ROWS = 512  # examples whose outer products are added up in one product
-_BLOCK = 1 << 16  # numbers that are widened to double precision at once
-_TINY = 2.0**-60  # factors below are applied in double precision
+_MOST_ROWS = 512  # examples in a piece
 _FEW_POSITIONS = 64  # of products in double precision
 
 
@@ -132,7 +128,7 @@ class ExampleGradients:
         """
         self._tape.weights, self._order = weights, clip.order
         kind = torch.float64 if self._exact else weights.dtype
-        total, losses = _Sum(torch.zeros_like(weights, dtype=kind)), weights.new_zeros(len(inputs))
+        total, losses = torch.zeros_like(weights, dtype=kind), weights.new_zeros(len(inputs))
         if shares is None:
             inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
             shares = weights.new_ones(len(inputs), 1)
@@ -140,7 +136,7 @@ class ExampleGradients:
         for begin in range(0, len(inputs), step):
             part = slice(begin, begin + step)
             losses[part] = self._add(total, inputs[part], targets[part], shares[part], clip)
-        return total.result(), losses
+        return total, losses
 
     def numbers(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> float:
         """Count what one of these examples takes of memory, roughly; errors are raised."""
@@ -152,7 +148,7 @@ class ExampleGradients:
         return self._tape.numbers / len(inputs)
 
     def _add(
-        self, total: _Sum, inputs: Tensor, targets: Tensor, shares: Tensor, clip: GradientClip
+        self, total: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, clip: GradientClip
     ) -> Tensor:
         """Add a piece's clipped gradients; returns losses.
 
@@ -179,7 +175,7 @@ class ExampleGradients:
             )
             losses = self._backward(inputs[order], targets[order], shares[order])
             losses = losses * counts
-        total.add(self._merged(), counts, clip)
+        _add_clipped(total, self._merged(), counts, clip)
         return losses
 
     def _example_loss(
@@ -260,126 +256,35 @@ class ExampleGradients:
         return few and self._exact and self._order == 2 and self._tape.records > 1
 
 
-class _Sum:
-    """A sum of clipped gradients, `[parameters]`."""
+@torch.no_grad()
+def _add_clipped(
+    total: Tensor, parts: list[tuple[Slot, Part]], counts: Tensor, clip: GradientClip
+) -> None:
+    """Clip the gradients of a piece of a batch, and add them to `total [parameters]`.
 
-    def __init__(self, total: Tensor) -> None:
-        self._total = total
-        self._outer: dict[int, tuple[Slot, list[Tensor], list[Tensor]]] = {}
-        self._rows = 0
-
-    @torch.no_grad()
-    def add(self, parts: list[tuple[Slot, Part]], counts: Tensor, clip: GradientClip) -> None:
-        """Clip the gradients of a piece of a batch, and add them.
-
-        Args:
-            parts: One for each parameter.
-            counts: Which examples count, `[examples]`.
-            clip: The bound.
-        """
-        order, size = clip.order, sum(slot.stop - slot.start for slot, _ in parts)
-        powers = torch.zeros(len(counts), dtype=torch.float64, device=counts.device)
-        for _, part in parts:
-            powers += _powers(part, order, len(counts), self._total.dtype)
-        norms = (powers.sqrt() if order == 2 else powers).cpu()
-        # Sums of squares are off by a rounding of doubles for each term, and a factor and its
-        # product are rounded to single precision.
-        slack = (size + 64) * 2.0**-52 + 2.0**-21
-        factors = clip_factors(norms, Clip(clip.norm, order), relative_error=slack)
-        factors = factors.to(counts.device) * counts
-        for slot, part in parts:
-            self._add(slot, part, factors)
-        self._rows += len(counts)
-        if self._rows >= _MOST_ROWS:
-            self._flush()
-
-    def _add(self, slot: Slot, part: Part, factors: Tensor) -> None:
-        into = self._total[slot.start : slot.stop]
-        if isinstance(part, TokenRows):
-            values = _times(part.values, factors[part.examples])
-            into.view(slot.shape).index_add_(0, part.tokens, values.to(into.dtype))
-        elif isinstance(part, Dense):
-            rows, single = part.gradients.flatten(1), factors.to(part.gradients.dtype)
-            odd = factors < _TINY
-            if bool(odd.any()):  # a tiny factor has few digits, and infinity times zero is no zero
-                rows = torch.where(odd[:, None], _times(rows, factors), rows)
-                single.masked_fill_(odd, 1.0)
-            self._add_rows(into, rows, single)
-        elif isinstance(part, Pair) and part.states.shape[1] == 1:
-            self._add_outer(slot, part, factors)
-        elif isinstance(part, Pair):
-            wide = (part.errors.to(into.dtype), part.states.to(into.dtype))
-            errors, states = _times(wide[0], factors), _times(wide[1], factors > 0)
-            into.view(slot.shape).addmm_(errors.flatten(0, 1).t(), states.flatten(0, 1))
-        elif isinstance(part, Patches):
-            images, errors = _times(part.images, factors > 0), _times(part.errors, factors)
-            gradient = part.layer.kernel_gradient(images.flatten(0, 1), errors.flatten(0, 1))
-            into.view(slot.shape).add_(gradient)
-
-    def _add_rows(self, into: Tensor, rows: Tensor, factors: Tensor) -> None:
-        """Add rows times factors; they are widened a few columns at a time, in the cache."""
-        width = rows.shape[1] if into.dtype is rows.dtype else max(1, _BLOCK // len(rows))
-        columns = zip(torch.split(into, width), torch.split(rows, width, 1), strict=True)
-        for total, part in columns:
-            total.addmv_(part.to(into.dtype).t(), factors.to(into.dtype))
-
-    def _add_outer(self, slot: Slot, part: Pair, factors: Tensor) -> None:
-        """Keep both sides of outer products until there are many.
-
-        States are scaled to a length between a half and one by a power of two, and errors the other
-        way, so that neither the scaled numbers nor their products over- or underflow.
-        """
-        states, errors = part.states[:, 0], part.errors[:, 0]
-        lengths = power_sums(states, 2).sqrt().nan_to_num_(1.0, 1.0)  # those count as zero
-        scale = torch.ldexp(torch.ones_like(factors), -torch.frexp(lengths).exponent)
-        _, lefts, rights = self._outer.setdefault(slot.start, (slot, [], []))
-        lefts.append(_times(errors, factors / scale))
-        rights.append(_times(states, torch.where(factors > 0, scale, 0.0)))
-
-    def _flush(self) -> None:
-        for slot, errors, states in self._outer.values():
-            into = self._total[slot.start : slot.stop].view(slot.shape)
-            left, right = (torch.cat(side).to(into.dtype) for side in (errors, states))
-            into.addmm_(left.t(), right)
-        self._outer, self._rows = {}, 0
-
-    def result(self) -> Tensor:
-        """Return the sum."""
-        self._flush()
-        return self._total
-
-
-def _times(values: Tensor, factors: Tensor) -> Tensor:
-    """Multiply the values of each example by a factor; where that is zero, they become zero."""
-    apart = (...,) + (None,) * (values.dim() - 1)
-    found = values if factors.dtype is torch.bool else (values * factors[apart]).to(values.dtype)
-    zero = factors == 0
-    return found.masked_fill(zero[apart], 0.0) if bool(zero.any()) else found
-
-
-def _powers(part: Part, order: int, count: int, kind: torch.dtype) -> Tensor:
-    """Sum the absolute values or squares of each example's gradient, `[examples]`.
-
-    Products of positions may cancel. In double precision, the norm counts as at least 2^-10 of the
-    sum of their norms, as in `isolated_gradients`.
+    Args:
+        total: The sum, which is changed.
+        parts: One for each parameter.
+        counts: Which examples count, `[examples]`.
+        clip: The bound.
     """
-    if isinstance(part, Patches):
-        part = part.pair()
-    if isinstance(part, TokenRows):
-        sums = power_sums(part.values, order)
-        return sums.new_zeros(count).index_add_(0, part.examples, sums)
-    if not isinstance(part, Pair):
-        return power_sums(part.dense(), order)
-    if part.states.shape[1] == 1:
-        return power_sums(part.states, order) * power_sums(part.errors, order)
-    # Of a sum of outer products: sum over two positions of the products of both factors.
-    sides = (part.states.to(kind), part.errors.to(kind))
-    products = torch.mul(*(torch.bmm(side, side.mT) for side in sides))
-    squares = products.sum((1, 2), dtype=torch.float64).clamp_(min=0)
-    if kind is not torch.float64:
-        return squares
-    lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
-    return squares + lengths.mul_(LEAST_NORM).square_()
+    order, size = clip.order, sum(slot.stop - slot.start for slot, _ in parts)
+    powers = torch.zeros(len(counts), dtype=torch.float64, device=counts.device)
+    for _, part in parts:
+        powers += part.powers(order, len(counts), total.dtype)
+    norms = (powers.sqrt() if order == 2 else powers).cpu()
+    # Sums of squares are off by a rounding of doubles for each term, and a factor and its product
+    # are rounded to single precision.
+    slack = (size + 64) * 2.0**-52 + 2.0**-21
+    factors = clip_factors(norms, Clip(clip.norm, order), relative_error=slack)
+    factors = factors.to(counts.device) * counts
+    for slot, part in parts:
+        part.add(total[slot.start : slot.stop].view(slot.shape), factors)
+
+
+# By module, and by what else decides: settings and shapes of the job.
+_WAYS: WeakKeyDictionary[nn.Module, dict[object, tuple[Any, ExampleWay | str]]]
+_WAYS = WeakKeyDictionary()
 
 
 def example_way(job: Job) -> ExampleWay | str:
@@ -394,6 +299,14 @@ def example_way(job: Job) -> ExampleWay | str:
         The way, or why neither layers nor `vmap` can do it, in one clause.
     """
     inputs, targets = zeros_like(job, 2)
+    known, loss = _WAYS.setdefault(job.module, {}), job.rule.loss
+    key = job.isolated, id(loss), job.layout, inputs.shape, inputs.dtype, targets.shape
+    if key not in known:  # beside the loss itself, whose id is nobody else's as long as it lives
+        known[key] = loss, _tried(job, inputs, targets)
+    return known[key][1]
+
+
+def _tried(job: Job, inputs: Tensor, targets: Tensor) -> ExampleWay | str:
     weights, reason = flatten(job.module), ""
     for layers in (True, False):
         way = ExampleWay(layers, job.isolated)

@@ -18,11 +18,10 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedveil.core.containment import contained
 from fedveil.privacy.clipping import Clip
-from fedveil.training.client.local_training import GradientClip, LocalTraining
+from fedveil.training.client.local_training import GradientClip
 from fedveil.training.engines.contract import Job
 from fedveil.training.engines.example_gradients import (
     ExampleGradients,
-    ExampleWay,
     example_way,
     first_line,
     zeros_like,
@@ -38,29 +37,16 @@ from fedveil.training.models.structure import drawing_from
 class AutogradGradients:
     """One client at a time, by the fastest kernels there are for its layers."""
 
-    def __init__(
-        self,
-        job: Job,
-        device: torch.device,
-        module: nn.Module | None = None,
-        way: ExampleWay | str | None = None,
-    ) -> None:
-        """Take a job and a device, and if they are there a module and a way.
-
-        Args:
-            job: What is trained.
-            device: Where.
-            module: Stands in for the job's: parameters of the same names and sizes.
-            way: How gradients of single examples are computed, if `example_way` was asked.
-        """
+    def __init__(self, job: Job, device: torch.device, module: nn.Module | None = None) -> None:
+        """Take a job and a device, and perhaps a module that stands in for the job's: with
+        parameters of the same names and sizes."""
         self._module = (tuned(job.module) if module is None else module).train().to(device)
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
         self._contained = contained if job.isolated else nullcontext
         named = dict(self._module.named_parameters())
         self._parameters = [named[slot.name] for slot in job.layout]
         self._weights = [parameter.data for parameter in self._parameters]
-        self._start: list[Tensor] = []  # where a client began, if it is drawn back there
-        self._clipped = _Clipped(job, device, way)
+        self._clipped = _Clipped(job, device)
 
     def __call__(
         self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
@@ -83,18 +69,6 @@ class AutogradGradients:
         for weight, view in zip(self._weights, views, strict=True):
             weight.copy_(view.view_as(weight))
 
-    def begin_near(self, start: Tensor) -> None:
-        self.begin(start, 1)
-        self._start = [weight.clone() for weight in self._weights]
-
-    def descend_near(self, batch: Batch, rate: float, rule: LocalTraining) -> Tensor:
-        away = torch._foreach_sub(self._weights, self._start)
-        loss = self.descend(batch, rate, 1 - rate * rule.weight_decay)
-        norm = torch.stack(torch._foreach_norm(away)).double().norm()
-        if rule.penalty_radius == 0 or float(norm) > rule.penalty_radius:
-            torch._foreach_add_(self._weights, away, alpha=-rate * rule.penalty)
-        return loss
-
     def descend(self, batch: Batch, rate: float, keep: float) -> Tensor:
         loss = self._backward(batch)
         if keep != 1:
@@ -104,8 +78,8 @@ class AutogradGradients:
         torch._foreach_add_([self._weights[i] for i in used], gradients, alpha=-rate)
         return loss
 
-    def finish(self) -> Tensor:
-        return torch.cat([weight.flatten() for weight in self._weights])[None]
+    def finish(self, start: Tensor) -> Tensor:
+        return torch.cat([weight.flatten() for weight in self._weights]).sub_(start)[None]
 
     def _backward(self, batch: Batch) -> Tensor:
         """Leave the gradient of one client's mean loss in the parameters; returns `[1]`."""
@@ -133,14 +107,14 @@ class AutogradGradients:
 class VmapGradients:
     """A chunk of clients at once, each with weights of its own, through `torch.func`."""
 
-    def __init__(self, job: Job, device: torch.device, way: ExampleWay | str | None = None) -> None:
+    def __init__(self, job: Job, device: torch.device) -> None:
         self._contained = contained if job.isolated else nullcontext
         self._module = copy.deepcopy(job.module).train().to(device)
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
         for parameter in self._module.parameters():
             parameter.requires_grad_(False)  # weights come as arguments, never from the module
         self._of_clients = vmap(grad_and_value(self._mean_loss), randomness="different")
-        self._clipped = _Clipped(job, device, way)
+        self._clipped = _Clipped(job, device)
 
     def _mean_loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, share: Tensor) -> Tensor:
         outputs = functional_call(self._module, self._layout.views(weights), (inputs,))
@@ -164,14 +138,14 @@ class VmapGradients:
 class _Clipped:
     """Means of clipped gradients, one client after the other; made ready when first asked."""
 
-    def __init__(self, job: Job, device: torch.device, way: ExampleWay | str | None) -> None:
-        self._job, self._device, self._way = job, device, way
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self._job, self._device = job, device
 
     @cached_property
     def _sums(self) -> ExampleGradients | ExampleLoop:
-        way = example_way(self._job) if self._way is None else self._way
+        way = example_way(self._job)
         if isinstance(way, str):
-            return ExampleLoop(AutogradGradients(self._job, self._device, way=way))
+            return ExampleLoop(AutogradGradients(self._job, self._device))
         return ExampleGradients(self._job, self._device, way)
 
     def __call__(
@@ -179,12 +153,9 @@ class _Clipped:
     ) -> tuple[Tensor, Tensor]:
         gradients, losses = torch.empty_like(weights), weights.new_zeros(len(weights))
         for client, (inputs, targets) in enumerate(zip(*batch[:2], strict=True)):
-            shares = None
-            if batch[2] is not None and clip.sites_per_person is not None:
-                shares = batch[2][client]
-            elif batch[2] is not None:
-                real = batch[2][client]
-                inputs, targets = inputs[real], targets[real]
+            shares = None if batch[2] is None else batch[2][client]
+            if shares is not None and shares.dtype is torch.bool:  # which examples are real
+                inputs, targets, shares = inputs[shares], targets[shares], None
             total, each = self._sums(weights[client], inputs, targets, clip, shares)
             torch.div(total, denominator, out=gradients[client])
             losses[client] = each.sum() / max(1, len(each))

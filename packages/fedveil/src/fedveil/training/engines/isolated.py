@@ -4,7 +4,7 @@ A client's contribution is a function of public settings, its own records in the
 randomness, bit for bit. Two ways lead there:
 
 * Engines with gradients written by hand train many clients together, in arithmetic that keeps them
-  apart (`isolated_arithmetic`, `isolated_gradients`), on one thread (`SideBySide`).
+  apart (`isolated_arithmetic`, `affine_gradients`), on one thread (`undisturbed`).
 * For all others a client is a federation of its own (`isolated_federation`), with an engine,
   modules and buffers that nobody used before (`OneByOne`). Whatever a program does with such a
   federation, no other client can show in it: not in padding, chunks, step counts, rates, memory or
@@ -33,7 +33,6 @@ from fedveil.training.engines.contract import (
     Engine,
     Job,
     RoundRequest,
-    computed_in,
     summed,
     task_of,
     threads_at,
@@ -77,25 +76,13 @@ def isolated_job(job: Job, client: int) -> Job:
     )
 
 
-class SideBySide:
-    """Runs an engine that keeps isolated clients apart by itself, on one thread."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.name = engine, engine.name
-
-    def updates(self, request: RoundRequest) -> Iterator[Block]:
-        # The weights lie in memory of torch's own, as everything else that a kernel reads.
-        own = replace(request, weights=request.weights.clone())
-        return computed_in(_undisturbed, self.engine.updates(own))
-
-    def close(self) -> None:
-        self.engine.close()
-
-
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    # No autograd in these engines: a step is many small operations, which are quicker without.
-    with silence(), threads_at(1), torch.inference_mode():
+def undisturbed(autograd: bool = True) -> Iterator[None]:
+    """Compute on one thread, and show nothing.
+
+    Without autograd where a step is many small operations, which are quicker then.
+    """
+    with silence(), threads_at(1), nullcontext() if autograd else torch.inference_mode():
         yield
 
 
@@ -115,15 +102,7 @@ class OneByOne:
         self.job, self.name, self.device, self._make = job, name, device, make
 
     def updates(self, request: RoundRequest) -> Iterator[Block]:
-        return computed_in(self._setting, self._updates(request))
-
-    @contextmanager
-    def _setting(self) -> Iterator[None]:
-        with silence(), threads_at(1):
-            yield
-
-    def _updates(self, request: RoundRequest) -> Iterator[Block]:
-        task = task_of(self.job, replace(request, weights=request.weights.clone()))
+        task = task_of(self.job, request)
         for place, client in enumerate(task.clients.tolist()):
             own = None
             # Not where noise belongs into the client's own steps: a zero would have none of it. Nor
@@ -146,10 +125,7 @@ class OneByOne:
         states = None if task.states is None else task.states.of_client(client)
         with drawing_from(int(word >> np.uint64(1)), self.device):
             request = RoundRequest(task.weights, _ONLY, number, states=states)
-            block = summed(self._make(own), own, request)
-        if task.states is not None and states is not None:
-            task.states.take(client, states)
-        return block
+            return summed(self._make(own), own, request)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -100,6 +100,11 @@ def aligned(matrices: Tensor) -> Tensor:
     return aligned_stack(*matrices.shape, dtype=matrices.dtype).copy_(matrices)
 
 
+def widened(matrices: Tensor) -> Tensor:
+    """Return the matrices `[clients, m, n]` in double precision."""
+    return aligned_stack(*matrices.shape, dtype=torch.float64).copy_(matrices)
+
+
 def exp_below(x: Floats) -> Floats:
     """Return exp(x) for float32 x <= 0; NaN stays NaN.
 

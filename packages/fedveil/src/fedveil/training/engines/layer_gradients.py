@@ -25,11 +25,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from fedveil.training.engines.affine_gradients import LEAST_NORM
 from fedveil.training.models.flat import Slot
 
 Parameters = dict[str, Slot]  # of a layer's trained parameters, by their names in the layer
 
 _BLOCK = 1 << 20  # numbers that are widened to double precision at once
+_COLUMNS = 1 << 16  # the same, for a few columns of gradients
+_TINY = 2.0**-60  # factors below are applied in double precision
 
 
 def power_sums(rows: Tensor, order: int) -> Tensor:
@@ -47,12 +50,34 @@ def power_sums(rows: Tensor, order: int) -> Tensor:
     return norms.square() if order == 2 else norms
 
 
+def _times(values: Tensor, factors: Tensor) -> Tensor:
+    """Multiply the values of each example by a factor; where that is zero, they become zero."""
+    apart = (...,) + (None,) * (values.dim() - 1)
+    found = values if factors.dtype is torch.bool else (values * factors[apart]).to(values.dtype)
+    zero = factors == 0
+    return found.masked_fill(zero[apart], 0.0) if bool(zero.any()) else found
+
+
 class Part(ABC):
     """What a batch's examples contribute to the gradient of one parameter."""
 
     @abstractmethod
     def dense(self) -> Tensor:
         """Return the gradient of each example, `[examples, *parameter]`."""
+
+    def powers(self, order: int, count: int, kind: torch.dtype) -> Tensor:
+        """Sum the absolute values or squares of each example's gradient, `[examples]`.
+
+        Args:
+            order: 1 or 2.
+            count: How many examples there are.
+            kind: The precision in which sums of clipped gradients are formed.
+        """
+        return power_sums(self.dense(), order)
+
+    @abstractmethod
+    def add(self, into: Tensor, factors: Tensor) -> None:
+        """Add the examples' gradients, times factors `[examples]`, to a sum `[*parameter]`."""
 
 
 @dataclass
@@ -63,6 +88,18 @@ class Dense(Part):
 
     def dense(self) -> Tensor:
         return self.gradients
+
+    def add(self, into: Tensor, factors: Tensor) -> None:
+        rows, single = self.gradients.flatten(1), factors.to(self.gradients.dtype)
+        odd = factors < _TINY
+        if bool(odd.any()):  # a tiny factor has few digits, and infinity times zero is no zero
+            rows = torch.where(odd[:, None], _times(rows, factors), rows)
+            single.masked_fill_(odd, 1.0)
+        # Rows are widened a few columns at a time, in the cache.
+        width = rows.shape[1] if into.dtype is rows.dtype else max(1, _COLUMNS // len(rows))
+        columns = zip(torch.split(into.view(-1), width), torch.split(rows, width, 1), strict=True)
+        for total, part in columns:
+            total.addmv_(part.to(into.dtype).t(), single.to(into.dtype))
 
 
 @dataclass
@@ -79,6 +116,33 @@ class Pair(Part):
 
     def dense(self) -> Tensor:
         return torch.bmm(self.errors.mT, self.states)
+
+    def powers(self, order: int, count: int, kind: torch.dtype) -> Tensor:
+        """Products of positions may cancel. In double precision, the norm counts as at least 2^-10
+        of the sum of their norms, as in `affine_gradients`."""
+        if self.states.shape[1] == 1:
+            return power_sums(self.states, order) * power_sums(self.errors, order)
+        # Of a sum of outer products: sum over two positions of the products of both factors.
+        sides = (self.states.to(kind), self.errors.to(kind))
+        products = torch.mul(*(torch.bmm(side, side.mT) for side in sides))
+        squares = products.sum((1, 2), dtype=torch.float64).clamp_(min=0)
+        if kind is not torch.float64:
+            return squares
+        lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+        return squares + lengths.mul_(LEAST_NORM).square_()
+
+    def add(self, into: Tensor, factors: Tensor) -> None:
+        if self.states.shape[1] == 1:
+            # States are scaled to a length between a half and one by a power of two, and errors the
+            # other way, so that neither the scaled numbers nor their products over- or underflow.
+            lengths = power_sums(self.states, 2).sqrt().nan_to_num_(1.0, 1.0)  # those count as zero
+            scale = torch.ldexp(torch.ones_like(factors), -torch.frexp(lengths).exponent)
+            errors = _times(self.errors, factors / scale).to(into.dtype)
+            states = _times(self.states, torch.where(factors > 0, scale, 0.0)).to(into.dtype)
+        else:
+            errors = _times(self.errors.to(into.dtype), factors)
+            states = _times(self.states.to(into.dtype), factors > 0)
+        into.addmm_(errors.flatten(0, 1).t(), states.flatten(0, 1))
 
 
 @dataclass
@@ -102,6 +166,14 @@ class TokenRows(Part):
         gradients[self.examples, self.tokens] = self.values
         return gradients
 
+    def powers(self, order: int, count: int, kind: torch.dtype) -> Tensor:
+        sums = power_sums(self.values, order)
+        return sums.new_zeros(count).index_add_(0, self.examples, sums)
+
+    def add(self, into: Tensor, factors: Tensor) -> None:
+        values = _times(self.values, factors[self.examples])
+        into.index_add_(0, self.tokens, values.to(into.dtype))
+
 
 @dataclass
 class Patches(Part):
@@ -122,19 +194,19 @@ class Patches(Part):
         pairs = zip(self.images.contiguous(), self.errors.contiguous(), strict=True)
         return torch.stack([self.layer.kernel_gradient(*pair) for pair in pairs])
 
-    def pair(self) -> Pair:
-        """Return the same gradients, with kernels `[out, in * size]` as matrices."""
-        count, module = len(self.images), cast(nn.Conv2d, self.layer.module)
-        patches = functional.unfold(
-            self.images.flatten(0, 1),
-            module.kernel_size,
-            module.dilation,
-            self.layer.padding,
-            module.stride,
-        )
+    def powers(self, order: int, count: int, kind: torch.dtype) -> Tensor:
+        """As of a matrix `[out, in * size]` of kernels, which was multiplied with patches."""
+        own = cast(nn.Conv2d, self.layer.module)
+        images = self.images.flatten(0, 1)
+        geometry = own.kernel_size, own.dilation, self.layer.padding, own.stride
+        patches = functional.unfold(images, *geometry)
         states = patches.mT.reshape(count, -1, patches.shape[1])
         errors = self.errors.flatten(3).movedim(2, -1).reshape(count, states.shape[1], -1)
-        return Pair(states, errors)
+        return Pair(states, errors).powers(order, count, kind)
+
+    def add(self, into: Tensor, factors: Tensor) -> None:
+        images, errors = _times(self.images, factors > 0), _times(self.errors, factors)
+        into.add_(self.layer.kernel_gradient(images.flatten(0, 1), errors.flatten(0, 1)))
 
 
 class Tape:

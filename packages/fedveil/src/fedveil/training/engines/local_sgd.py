@@ -5,9 +5,6 @@
 computes the gradients of a step (`Gradients`). A kernel may also take whole steps of plain SGD by
 itself, which saves forming a gradient (`Descent`); it is then asked for nothing else, and the
 contract suite compares the result with the reference.
-
-Rows need not be weights. The dual kernel trains coefficients of a client's examples
-(`dual_kernels`); it brings its own norm (`Metric`), and the loop is the same.
 """
 
 from __future__ import annotations
@@ -65,26 +62,8 @@ class Descent(Protocol):
         batch, and return their mean losses `[clients]`."""
         ...
 
-    def finish(self) -> Tensor:
-        """Return all clients' weights `[clients, parameters]`, which the caller may overwrite."""
-        ...
-
-
-class NearDescent(Protocol):
-    """A kernel that takes steps of one client with a penalty (BLUR, FedProx)."""
-
-    def begin_near(self, start: Tensor) -> None: ...
-
-    def descend_near(self, batch: Any, rate: float, rule: LocalTraining) -> Tensor: ...
-
-    def finish(self) -> Tensor: ...
-
-
-class Metric(Protocol):
-    """A kernel whose rows are not weights, but coordinates of them."""
-
-    def norms(self, rows: Tensor) -> Tensor:
-        """Return the Euclidean norms `[clients]` of the vectors that rows stand for."""
+    def finish(self, start: Tensor) -> Tensor:
+        """Return all clients' updates `[clients, parameters]`, given where they began."""
         ...
 
 
@@ -106,7 +85,7 @@ def local_updates(
     supply: Supply,
     rule: LocalTraining,
     rates: Sequence[float],
-    kernel: Gradients,
+    kernel: Gradients | Descent,
     noise: Sequence[Stream],
     correction: Correction | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -117,7 +96,7 @@ def local_updates(
         supply: The clients' batches.
         rule: The local rule.
         rates: The learning rate of each step.
-        kernel: Computes the gradients.
+        kernel: Computes the gradients, or takes the steps.
         noise: A stream for each client, if the rule adds noise to gradients.
         correction: What a local step adds to the gradients, if the rule has one.
 
@@ -126,36 +105,24 @@ def local_updates(
         `[clients]`.
     """
     if rule.plain and hasattr(kernel, "descend"):  # isinstance of a protocol takes too long
-        descent = cast(Descent, kernel)
-        descent.begin(start, len(supply))
-
-        def take(step: int) -> Tensor:
-            keep = 1 - rates[step] * rule.weight_decay
-            return descent.descend(supply.batch(step), rates[step], keep)
-
-        moved, losses = _fused(start, supply, take, descent.finish)
-    elif rule.plain_but_penalty and len(supply) == 1 and hasattr(kernel, "descend_near"):
-        near = cast(NearDescent, kernel)
-        near.begin_near(start)
-
-        def take(step: int) -> Tensor:
-            return near.descend_near(supply.batch(step), rates[step], rule)
-
-        moved, losses = _fused(start, supply, take, near.finish)
+        moved, losses = _fused(start, supply, rule, rates, cast(Descent, kernel))
     else:
-        moved, losses = _reference(start, supply, rule, rates, kernel, noise, correction)
+        own = cast(Gradients, kernel)
+        moved, losses = _reference(start, supply, rule, rates, own, noise, correction)
     counts = torch.from_numpy(supply.steps).clamp(min=1).to(losses.device)
     return moved, losses / counts
 
 
 def _fused(
-    start: Tensor, supply: Supply, take: Callable[[int], Tensor], finish: Callable[[], Tensor]
+    start: Tensor, supply: Supply, rule: LocalTraining, rates: Sequence[float], kernel: Descent
 ) -> tuple[Tensor, Tensor]:
     """Let the kernel take every step."""
     losses = start.new_zeros(len(supply))
+    kernel.begin(start, len(supply))
     for step, active in enumerate(supply.active):
-        losses[:active] += take(step)
-    return finish().sub_(start), losses
+        keep = 1 - rates[step] * rule.weight_decay
+        losses[:active] += kernel.descend(supply.batch(step), rates[step], keep)
+    return kernel.finish(start), losses
 
 
 def _reference(
@@ -173,7 +140,6 @@ def _reference(
     losses = start.new_zeros(len(supply))
     clip = rule.gradient_clip
     each, whole = (clip, None) if rule.per_example else (None, clip)
-    norms = cast(Metric, kernel).norms if hasattr(kernel, "norms") else None
     exact = _exact_noise(supply, rule, noise)
     for step, active in enumerate(supply.active):
         rows = moved[:active]
@@ -189,49 +155,33 @@ def _reference(
         if rule.weight_decay:
             gradient.add_(weights.mul_(rule.weight_decay))
         if rule.penalty:
-            gradient.add_(rows * _pull(rows, rule, norms))
+            gradient.add_(rows * _pull(rows, rule))
         if correction is not None:
             gradient.add_(correction(rows))
         if whole is not None:
-            _shorten(gradient, Clip(whole.norm, whole.order), norms)
+            shorten(gradient, Clip(whole.norm, whole.order))
         if rule.gradient_noise and each is None:
             _add_noise(gradient[:noisy], rule, noise, exact)
         if velocity is not None:
             gradient = velocity[:active].mul_(rule.momentum).add_(gradient)
         rows.sub_(gradient * rates[step])
         if rule.projection_radius is not None:
-            _shorten(rows, Clip(rule.projection_radius, 2), norms)
+            shorten(rows, Clip(rule.projection_radius, 2))
     return moved, losses
 
 
-Norms = Callable[[Tensor], Tensor]
-
-
-def _pull(rows: Tensor, rule: LocalTraining, norms: Norms | None = None) -> Tensor | float:
+def _pull(rows: Tensor, rule: LocalTraining) -> Tensor | float:
     """Return the strength of the penalty on each client `[clients, 1]`: zero inside the radius."""
-    if rule.penalty_radius == 0:
+    radius = rule.penalty_radius
+    if radius == 0:
         return rule.penalty
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1) if norms is None else norms(rows)
-    if norms is None and rows.device.type == "cpu" and not _clear(lengths, rule.penalty_radius):
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    # In single precision they are wrong by less than a percent, for any number of weights that fits
+    # memory, unless their squares underflow. So isolated clients' sums do not depend on others.
+    sure = torch.isfinite(lengths) & ((lengths - radius).abs() > 0.01 * radius)
+    if rows.device.type == "cpu" and not (1e-10 < radius < 1e10 and bool(sure.all())):
         lengths = torch.from_numpy(row_norms(rows))
-    return ((lengths > rule.penalty_radius) * rule.penalty).to(rows.dtype)[:, None]
-
-
-def _clear(norms: Tensor, radius: float) -> bool:
-    """Return whether norms in single precision tell for certain who is outside the radius.
-
-    They are wrong by less than a percent, for any number of weights that fits memory, unless their
-    squares underflow."""
-    sure = torch.isfinite(norms) & ((norms - radius).abs() > 0.01 * radius)
-    return 1e-10 < radius < 1e10 and bool(sure.all())
-
-
-def _shorten(rows: Tensor, clip: Clip, norms: Norms | None) -> None:
-    """Clip each row in place, by the kernel's own norms if it has any."""
-    if norms is None:
-        shorten(rows, clip)
-    else:
-        rows.mul_(clip_factors(norms(rows), clip)[:, None])
+    return ((lengths > radius) * rule.penalty).to(rows.dtype)[:, None]
 
 
 def shorten(rows: Tensor, clip: Clip) -> None:

@@ -8,7 +8,8 @@ tried on made-up examples. Kernels execute the same instructions whatever the va
 holds for made-up examples holds for all. Sums of pieces are taken in double precision.
 
 Batches of persons go in pieces even if they are no secret: a person whose records are replaced may
-have another number of them, which moves those of others. No person is cut across pieces.
+have another number of them, which moves those of others. No person is cut across pieces. A record
+goes through as a person of one record.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from torch import Tensor, nn
 
 from fedveil.core.arrays import Ints
 from fedveil.data.federation import Task
-from fedveil.data.unusable import no_target
 from fedveil.privacy.clipping import Clip, clip_factors
 from fedveil.training.client.local_training import GradientClip
 from fedveil.training.engines.contract import Job
@@ -36,61 +36,17 @@ from fedveil.training.models.check import token_limit
 from fedveil.training.models.flat import flatten
 from fedveil.training.models.structure import drawing_from
 
-Fill = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-_SIZES = (64, 16, 4)  # of pieces, the fastest first; in a piece of one every place is the same
+_SIZES = (64, 16, 4, 1)  # of pieces, the fastest first; in a piece of one every place is the same
 _WIDTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])  # to which persons are filled up
 _TOGETHER = 4096  # records of persons that go together in simulations
 _SIDE_BY_SIDE = 64  # pieces
 _NO_CLIP = 2.0**200  # longer than any gradient of single-precision numbers
-# The size of pieces, by kernel and the number of records of a person in them (0: no persons).
-_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[type, int], int]] = WeakKeyDictionary()
-_KNOWN_PERSONS: WeakKeyDictionary[nn.Module, dict[tuple[type, int], tuple[int, ...]]] = (
-    WeakKeyDictionary()
-)
-
-
-class InPieces:
-    """Clipped gradients of a client's secret batch, in pieces.
-
-    Args:
-        inner: Computes the sum of clipped gradients of one piece, in double precision inside.
-        piece: Examples in a piece.
-        unusable: Makes an example's inputs and target, `[...]`, such that its gradient is not
-            finite and counts as zero: pieces are filled up with it.
-    """
-
-    def __init__(self, inner: Gradients, piece: int, unusable: Fill) -> None:
-        self._inner, self._piece, self._unusable = inner, piece, unusable
-
-    def __call__(
-        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
-    ) -> tuple[Tensor, Tensor]:
-        if clip is None:
-            return self._inner(weights, batch, clip, denominator)
-        inputs, targets, mask = batch
-        total, losses = torch.zeros_like(weights, dtype=torch.float64), weights.new_zeros(1)
-        real = inputs.shape[1] if mask is None else int(mask.sum())  # they come first
-        for begin in range(0, real, self._piece):
-            end = min(begin + self._piece, real)
-            part = self._filled(inputs[0, begin:end], targets[0, begin:end])
-            gradient, _ = self._inner(weights, part, clip, denominator)
-            total += gradient
-        return total.to(weights.dtype), losses
-
-    def _filled(self, inputs: Tensor, targets: Tensor) -> Batch:
-        missing = self._piece - len(inputs)
-        if missing:
-            filling = self._unusable(inputs[:1], targets[:1])
-            inputs, targets = (
-                torch.cat([part, one.expand(missing, *one.shape[1:])])
-                for part, one in zip((inputs, targets), filling, strict=True)
-            )
-        return inputs[None].contiguous(), targets[None].contiguous(), None
+# Sizes that pieces may have, by kernel and the number of records of a person in them.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[type, int], tuple[int, ...]]] = WeakKeyDictionary()
 
 
 class OfPersons(ABC):
-    """Clipped gradients of one client's persons.
+    """Clipped gradients of one client's persons, or of its records.
 
     The gradient of a person with more records than go through the kernel together is formed first,
     piece by piece, and clipped then.
@@ -104,10 +60,18 @@ class OfPersons(ABC):
         self._inner, self._widest = inner, widest
 
     def __call__(
-        self, weights: Tensor, batch: PersonBatch, clip: GradientClip | None, denominator: float
+        self,
+        weights: Tensor,
+        batch: PersonBatch | Batch,
+        clip: GradientClip | None,
+        denominator: float,
     ) -> tuple[Tensor, Tensor]:
         if clip is None:
-            raise ValueError("gradients of persons are clipped")
+            return self._inner(weights, batch, clip, denominator)
+        if not isinstance(batch, PersonBatch):  # of single records
+            inputs, targets, mask = batch
+            real = inputs.shape[1] if mask is None else int(mask.sum())  # they come first
+            batch = PersonBatch(inputs[0, :real], targets[0, :real], np.ones(real, np.int64))
         total, losses = torch.zeros_like(weights, dtype=torch.float64), weights.new_zeros(1)
         begins = np.cumsum(batch.counts) - batch.counts
         for person in np.flatnonzero(batch.counts > self._widest):
@@ -230,117 +194,73 @@ def in_pieces(job: Job, inner: Gradients, *, autograd: bool) -> Gradients:
     """Return gradients for a job's batches: in pieces if these are secret, or of persons.
 
     Args:
-        job: What is trained; in simulations nothing is certified, and batches stay whole.
+        job: What is trained; in simulations nothing is certified, and batches of records stay
+            whole.
         inner: Computes gradients of a batch of one client.
         autograd: Whether it runs the module itself (see `records.model_rows`).
     """
-    if job.rule.per_person and autograd:
-        return PersonsByWidth(inner, partial(_person_pieces, job, inner) if job.isolated else None)
-    if job.rule.per_person:
-        return PackedPersons(inner, _places(job, inner) if job.isolated else _SIZES[0])
-    if job.rule.batch_rate is None or not job.rule.per_example or not job.isolated:
+    secret = job.rule.batch_rate is not None and job.rule.per_example and job.isolated
+    if not (job.rule.per_person or secret):
         return inner
-
-    def unusable(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if autograd:
-            return inputs, torch.full_like(targets, no_target(job.federation.task))
-        return torch.full_like(inputs, torch.nan), targets
-
-    known, key = _KNOWN.setdefault(job.module, {}), (type(inner), 0)
-    if key not in known:
-        with drawing_from(0):
-            one = _made_up(job, 1)
-            columns = tuple(zip(one, unusable(*one), strict=True))
-            tried = ((n, _at_every_place(job, inner, n, columns)) for n in _SIZES)
-            fits = (n for n, one in tried if one is not None)
-            known[key] = next(fits, 1)
-    return InPieces(inner, known[key], unusable)
+    if autograd:
+        return PersonsByWidth(inner, partial(_sizes, job, inner, False) if job.isolated else None)
+    # Of one record each: what is computed across a person's records is in double precision, whose
+    # rounding is accounted for.
+    return PackedPersons(inner, _sizes(job, inner, True, 1)[0] if job.isolated else _SIZES[0])
 
 
-def _person_pieces(job: Job, inner: Gradients, records: int) -> tuple[int, ...]:
+def _sizes(job: Job, inner: Gradients, packed: bool, records: int) -> tuple[int, ...]:
     """Return how many persons of so many records a piece may hold, falling.
 
     Of the first size and all others a person has the same gradient, so that others may decide how
     a batch is cut.
     """
-    known, key = _KNOWN_PERSONS.setdefault(job.module, {}), (type(inner), records)
+    known, key = _KNOWN.setdefault(job.module, {}), (type(inner), records)
     if key not in known:
         with drawing_from(0):
-            inputs, targets = (one[None] for one in _made_up(job, records))
-            # Beside the person there are none, or others of the same values.
-            shares = torch.full((1, records), 1 / records)
-            columns = ((inputs, inputs), (targets, targets), (shares, torch.zeros_like(shares)))
-            sizes = dict.fromkeys(max(1, size // records) for size in (*_SIZES, 1))
-            tried = ((n, _at_every_place(job, inner, n, columns)) for n in sizes)
+            columns = _made_up(job, records, packed)
+            sizes = dict.fromkeys(max(1, size // records) for size in _SIZES)
+            tried = ((n, _at_every_place(job, inner, n, columns, packed)) for n in sizes)
             found = [(n, one) for n, one in tried if one is not None]
             same = tuple(n for n, one in found if torch.equal(one, found[0][1]))
             known[key] = same or (1,)  # a gradient of zero shows nothing, and one place is one
     return known[key]
 
 
-def _places(job: Job, inner: Gradients) -> int:
-    """Return how many records of persons go into a piece.
-
-    Of one record each: what is computed across a person's records is in double precision, whose
-    rounding is accounted for.
-    """
-    known, key = _KNOWN.setdefault(job.module, {}), (type(inner), 1)
-    if key not in known:
-        with drawing_from(0):
-            inputs, targets = _made_up(job, 1)
-            one, whose = torch.ones(1), torch.zeros(1, dtype=torch.int64)
-            same = ((inputs, inputs), (targets, targets), (one, torch.zeros(1)))
-            tried = (
-                (n, _at_every_place(job, inner, n, (*same, (whose, whose + n)), Packed))
-                for n in _SIZES
-            )
-            fits = (n for n, found in tried if found is not None)
-            known[key] = next(fits, 1)
-    return known[key]
-
-
 def _at_every_place(
-    job: Job,
-    inner: Gradients,
-    piece: int,
-    columns: tuple[tuple[Tensor, Tensor], ...],
-    kind: Callable[..., Any] = lambda *columns: (*columns, None)[:3],
+    job: Job, inner: Gradients, piece: int, unit: tuple[Tensor, ...], packed: bool
 ) -> Tensor | None:
     """Return a unit's gradient if it is the same, bit for bit, at every place of a piece.
 
-    Args:
-        job: What is trained.
-        inner: The kernel.
-        piece: Units in a piece.
-        columns: Of each column of a batch, a made-up unit `[1, ...]` and what stands elsewhere.
-        kind: Makes a batch of its columns.
+    Beside the unit there are none, but for others of the same values that count for nothing.
     """
     if job.rule.gradient_clip is None:
         return None
     weights = flatten(job.module)
     with drawing_from(1):
         weights = (weights + 0.1 * torch.randn_like(weights))[None]
+    *records, shares = (one.expand(piece, *one.shape[1:]) for one in unit)
     found = []
     for place in range(piece):
-        around = torch.arange(piece) == place
-        both = (torch.where(_as_wide(around, unit), unit, other) for unit, other in columns)
-        batch = kind(*(column[None] for column in both))
+        here = torch.arange(piece) == place
+        own = torch.where(here.view(-1, *(1,) * (shares.ndim - 1)), shares, 0.0)
+        x, y, z = (column[None].contiguous() for column in (*records, own))
+        owners = torch.where(here, 0, piece)[None]
+        batch = Packed(x, y, z, owners) if packed else (x, y, z)
         found.append(inner(weights, batch, job.rule.gradient_clip, 1.0)[0].clone())
     same = all(torch.equal(one, found[0]) for one in found) and bool(found[0].any())
     return found[0] if same else None
 
 
-def _as_wide(choice: Tensor, values: Tensor) -> Tensor:
-    return choice.view(-1, *(1,) * (values.ndim - 1))
-
-
-def _made_up(job: Job, count: int) -> tuple[Tensor, Tensor]:
-    """Return random examples `[count, ...]` of the shape and kind that the model sees."""
+def _made_up(job: Job, records: int, packed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return one unit of random records, as kernels see it: inputs, targets and shares."""
     federation, limit = job.federation, token_limit(job.module, job.federation)
-    shape = (count, *federation.input_shape)
+    lead = (1,) if packed else (1, records)
+    shape, own = (*lead, *federation.input_shape), (*lead, *federation.train.targets.shape[1:])
     inputs = torch.randn(shape) if limit is None else torch.randint(limit, shape)
-    own = tuple(federation.train.targets.shape[1:])
     if federation.task is Task.REGRESSION:
-        return inputs, torch.randn(count, *own)
-    classes = 2 if federation.task is Task.MULTI_LABEL else federation.classes
-    return inputs, torch.randint(classes, (count, *own))
+        targets = torch.randn(own)
+    else:
+        classes = 2 if federation.task is Task.MULTI_LABEL else federation.classes
+        targets = torch.randint(classes, own)
+    return inputs, targets, torch.full(lead, 1 / records)

@@ -16,7 +16,8 @@ from fedveil.data.unusable import no_target
 from fedveil.training.client.batches import Batches
 from fedveil.training.models.tensors import as_tensor
 
-# Inputs and targets `[clients, batch, ...]`, and which records are real (None: all).
+# Inputs and targets `[clients, batch, ...]`, and which records are real (None: all). In pieces also
+# what each record counts for in its person's mean, with an axis more: `[1, persons, records, ...]`.
 Batch = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -55,7 +56,7 @@ class Records:
 
     Clients come in order of falling step counts, so that those still training are the first rows.
     Records are gathered once: in the order of the steps if no record is used twice, else client by
-    client, padded to the largest (always, if `padded`). Padding repeats real records and is masked.
+    client, padded to the largest. Padding repeats real records and is masked.
     """
 
     def __init__(
@@ -66,28 +67,21 @@ class Records:
         batches: Batches,
         device: torch.device | None = None,
         *,
-        padded: bool = False,
         autograd: bool = False,
     ) -> None:
         self._federation, self._clients, self._sizes = federation, clients, sizes
         self._device, self._autograd = device, autograd
-        self.steps = batches.steps
-        self._batches = batches
-        _, drawn, self._batch = batches.positions.shape
-        once = drawn * self._batch <= int(sizes.max(initial=0))
-        self._in_order = once and not (batches.full or padded)
+        self._batches, self.steps = batches, batches.steps
+        _, drawn, batch = batches.positions.shape
+        self._in_order = drawn * batch <= int(sizes.max(initial=0)) and not batches.full
         if self._in_order:
             where = np.where(batches.mask, batches.positions, 0).transpose(1, 0, 2)
             starts = federation.offsets[clients][:, None]
             self.inputs, self.targets = self._take(starts + where)  # [steps, clients, batch, ...]
         else:
             self.inputs, self.targets = self._padded()  # [clients, most, ...]
-        # How many clients take each step, and whether any of its places is padding.
-        order = np.arange(int(batches.steps.max(initial=0)))
+        order = np.arange(batches.most_steps)
         self.active = (batches.steps[:, None] > order).sum(axis=0).tolist()
-        counts = self.active[:1] if batches.full else self.active
-        real = batches.mask[:, : len(counts)].sum(axis=(0, 2))
-        self._masked: list[bool] = (real < np.asarray(counts) * self._batch).tolist()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -96,53 +90,27 @@ class Records:
     def most_steps(self) -> int:
         return len(self.active)
 
-    @property
-    def width(self) -> int:
-        """Records in a batch."""
-        return int(self._batch)
-
     def batch(self, step: int) -> Batch:
         """The batches of the clients that take this step, `[active, batch, ...]`."""
-        active = self.active[step]
-        rows, mask = self.places(step)
+        active, place = self.active[step], 0 if self._batches.full else step
+        real = self._batches.mask[:active, place]
+        mask = None if bool(real.all()) else self._tensor(real)
         if self._in_order:
             return self.inputs[step, :active], self.targets[step, :active], mask
-        if rows is None:
+        if self._batches.full:
             return self.inputs[:active], self.targets[:active], mask
+        rows = self._rows[step, :active].reshape(-1)
         inputs, targets = (
-            column.flatten(0, 1).index_select(0, rows).view(active, self._batch, *column.shape[2:])
+            column.flatten(0, 1).index_select(0, rows).view(*real.shape, *column.shape[2:])
             for column in (self.inputs, self.targets)
         )
         return inputs, targets, mask
-
-    def places(self, step: int) -> tuple[Tensor | None, Tensor | None]:
-        """Rows of the step's records in the padded `inputs`, clients and places flattened together
-        (None: all records in order), and which are real, `[active, batch]` (None: all)."""
-        rows, mask = self.places_of(range(step, step + 1), self.active[step])
-        flat = None if rows is None else rows[0].reshape(-1)
-        return flat, None if mask is None else mask[0]
-
-    def places_of(self, steps: range, active: int) -> tuple[Tensor | None, Tensor | None]:
-        """The same for several steps that the same clients take, `[steps, active, batch]`."""
-        full = self._batches.full
-        masked = any(self._masked[0 if full else step] for step in steps)
-        mask = None
-        if masked:
-            mask = self._mask[:active].transpose(0, 1)
-            mask = mask.expand(len(steps), -1, -1) if full else mask[steps.start : steps.stop]
-        if full or self._in_order:
-            return None, mask
-        return self._rows[steps.start : steps.stop, :active], mask
 
     def everything(self) -> Batch:
         """All records of all clients, `[clients, most, ...]`."""
         inputs, targets = self._padded() if self._in_order else (self.inputs, self.targets)
         mask = np.arange(inputs.shape[1]) < self._sizes[:, None]
         return inputs, targets, None if bool(mask.all()) else self._tensor(mask)
-
-    @cached_property
-    def _mask(self) -> Tensor:
-        return self._tensor(self._batches.mask)
 
     @cached_property
     def _rows(self) -> Tensor:
@@ -164,7 +132,7 @@ class Records:
         return (pair[0][None], pair[1][None]) if lead else pair
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return as_tensor(array).to(self._device)
+        return as_tensor(np.ascontiguousarray(array)).to(self._device)
 
 
 class PersonRecords:

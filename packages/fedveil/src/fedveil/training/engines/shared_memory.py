@@ -10,11 +10,15 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedveil.data.columns import Array
-from fedveil.data.federation import Examples, Federation, Scaling, Task
+from fedveil.data.federation import Examples, Federation
+
+_COLUMNS = ("inputs", "targets", "usable", "persons")  # of training examples
+_REST = ("task", "classes", "name", "scaling", "unprotected")
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class SharedColumn:
     dtype: str
     shape: tuple[int, ...]
 
-    def open(self) -> Array:
+    def open(self) -> Any:
         """The array, read-only and without a copy."""
         if isinstance(self.place, str):
             return np.memmap(Path(self.place), self.dtype, "r", self.offset, self.shape)
@@ -38,40 +42,20 @@ class SharedColumn:
 class SharedFederation:
     """Everything of a federation that training needs; `open` rebuilds it in another process."""
 
-    inputs: SharedColumn
-    targets: SharedColumn
-    usable: SharedColumn | None
-    persons: SharedColumn | None
-    offsets: SharedColumn
-    task: Task
-    classes: int
-    name: str
-    scaling: Scaling | None
-    unprotected: tuple[str, ...]
+    columns: dict[str, SharedColumn]
+    rest: dict[str, Any]  # other fields of the federation
 
     def open(self) -> Federation:
-        usable = None if self.usable is None else np.asarray(self.usable.open(), dtype=np.bool_)
-        persons = None if self.persons is None else np.asarray(self.persons.open(), dtype=np.int64)
-        train = Examples(self.inputs.open(), self.targets.open(), usable, persons)
+        own = {name: column.open() for name, column in self.columns.items()}
+        offsets = np.asarray(own.pop("offsets"))
+        train = Examples(**own)
         nothing = Examples(train.inputs[:0], train.targets[:0])
-        offsets = np.asarray(self.offsets.open(), dtype=np.int64)
-        return Federation(
-            train,
-            offsets,
-            nothing,
-            self.task,
-            self.classes,
-            name=self.name,
-            scaling=self.scaling,
-            unprotected=self.unprotected,
-            verified=True,
-        )
+        return Federation(train, offsets, nothing, **self.rest, verified=True)
 
     @property
     def descriptors(self) -> list[int]:
         """File descriptors that a worker process must inherit."""
-        columns = (self.inputs, self.targets, self.usable, self.persons, self.offsets)
-        places = (column.place for column in columns if column is not None)
+        places = (column.place for column in self.columns.values())
         return [place for place in places if isinstance(place, int)]
 
     def close(self) -> None:
@@ -88,19 +72,10 @@ def bytes_to_copy(federation: Federation) -> int:
 
 def share(federation: Federation) -> SharedFederation:
     """Put a federation where worker processes can read it."""
-    usable, persons = federation.train.usable, federation.train.persons
-    return SharedFederation(
-        _share(federation.train.inputs, "inputs"),
-        _share(federation.train.targets, "targets"),
-        None if usable is None else _share(usable, "usable"),
-        None if persons is None else _share(persons, "persons"),
-        _share(federation.offsets, "offsets"),
-        federation.task,
-        federation.classes,
-        federation.name,
-        federation.scaling,
-        federation.unprotected,
-    )
+    own = {name: getattr(federation.train, name) for name in _COLUMNS}
+    own["offsets"] = federation.offsets
+    columns = {name: _share(one, name) for name, one in own.items() if one is not None}
+    return SharedFederation(columns, {name: getattr(federation, name) for name in _REST})
 
 
 def _share(array: Array, name: str) -> SharedColumn:

@@ -3,49 +3,34 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import threading
 import traceback
 
-_LIFELINE = 0  # standard input: the setup comes here, and its end is the leader's
+_LIFELINE = 0  # standard input: its end is the leader's
 
 
 def main() -> None:
-    """Read the setup, join the group, and follow the leader until it is gone."""
+    """Read the setup, and follow the leader until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to handle
-    blob = _read(int.from_bytes(_read(8), "little"))
     threading.Thread(target=_end_with_leader, daemon=True).start()
 
+    from multiprocessing.connection import Connection
+
     import torch
-    from torch._C._distributed_c10d import TCPStore
 
     from fedveil.training.engines.memory import keep_freed_memory
-    from fedveil.training.engines.process_group import Group, local_group
-    from fedveil.training.engines.processes import Setup, follow
+    from fedveil.training.engines.processes import Follower, follow
 
-    port, rank, size, setup = pickle.loads(blob)
-    if not isinstance(setup, Setup):
-        raise TypeError(f"setup: {type(setup)}")
-    torch.set_num_threads(setup.threads)
-    keep_freed_memory()
-    store = TCPStore("127.0.0.1", port, size, is_master=False)
-    engine, job = setup.build()
-    store.add("ready", 1)
-    group = Group(local_group(store, rank, size), torch.device("cpu"), lambda: None)
-    follow(group, engine, job)
-
-
-def _read(length: int) -> bytes:
-    parts = []
-    while length:
-        part = os.read(_LIFELINE, min(length, 1 << 20))
-        if not part:
-            os._exit(0)  # the leader left before it said anything
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)
+    team = Follower(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    try:
+        setup = team.hear()
+        torch.set_num_threads(setup.threads)
+        keep_freed_memory()
+        follow(team, *setup.build())
+    except EOFError:  # the leader has left
+        os._exit(0)
 
 
 def _end_with_leader() -> None:

@@ -174,7 +174,10 @@ def _load(name: str, weights: str | None, head: str | None) -> tuple[nn.Module, 
             "transformers:PATH, package.module:function or FILE.py:function."
         )
     with offline("model.backbone", name):
-        network, steps = _LOADERS.get(kind, _from_function)(name if kind not in _LOADERS else rest)
+        if kind == "timm":
+            network, steps = _from_timm(rest, pretrained=weights is None)
+        else:
+            network, steps = _LOADERS.get(kind, _from_function)(rest if kind in _LOADERS else name)
     if not isinstance(network, nn.Module):
         raise ConfigError(
             f"model.backbone: {name} gives a {type(network).__name__}. It must be a torch module."
@@ -192,9 +195,9 @@ def _load(name: str, weights: str | None, head: str | None) -> tuple[nn.Module, 
     return network, steps, weights_digest(network)
 
 
-def _from_timm(name: str) -> tuple[nn.Module, Preprocessing]:
+def _from_timm(name: str, *, pretrained: bool) -> tuple[nn.Module, Preprocessing]:
     timm = import_module("timm")
-    network = timm.create_model(name, pretrained=True, num_classes=0)
+    network = timm.create_model(name, pretrained=pretrained, num_classes=0)
     config = timm.data.resolve_model_data_config(network)
     steps = Preprocessing(config["input_size"][-1], tuple(config["mean"]), tuple(config["std"]))
     return network, steps
@@ -231,7 +234,6 @@ def _from_function(name: str) -> tuple[nn.Module, Preprocessing]:
 
 
 _LOADERS: dict[str, Callable[[str], tuple[nn.Module, Preprocessing]]] = {
-    "timm": _from_timm,
     "torchvision": _from_torchvision,
     "transformers": _from_transformers,
 }

@@ -7,14 +7,17 @@ noise is drawn for it. Frozen weights are public; they must come from public dat
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import digest_of
@@ -55,16 +58,46 @@ class LowRank(nn.Module):
         return outputs
 
 
+class LowRankAttention(nn.Module):
+    """A frozen `nn.MultiheadAttention`, each of whose matrices has a product of `rank` added to it.
+
+    As in `LowRank`, one factor is random and stays so, and the other is trained from zero.
+    """
+
+    batch_first = False  # so that no encoder layer goes past `forward` to the frozen matrices
+
+    def __init__(self, layer: nn.MultiheadAttention, rank: int) -> None:
+        super().__init__()
+        self.layer = layer
+        matrices = {name: one for name, one in layer.named_parameters() if one.ndim == 2}
+        self.names = tuple(matrices)
+        shapes = [tuple(one.shape) for one in matrices.values()]
+        self.down = nn.ParameterList(
+            torch.randn(rank, width) / math.sqrt(width) for _, width in shapes
+        ).requires_grad_(False)
+        self.up = nn.ParameterList(torch.zeros(height, rank) for height, _ in shapes)
+
+    def forward(self, *given: Any, **settings: Any) -> Any:
+        factors = zip(self.names, self.up, self.down, strict=True)
+        own = {name: self.layer.get_parameter(name) + up @ down for name, up, down in factors}
+        return functional_call(self.layer, own, given, settings)
+
+
 def freeze(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Freeze parameters by their names, in place: `*` stands for anything, a layer's name for all
-    that is in it, and "backbone" for all layers but the last."""
-    for pattern in names:
+    """Freeze parameters by their names, in place, one name after the other.
+
+    `*` stands for anything, a layer's name for all that is in it, and "backbone" for all layers but
+    the last. What a name behind `!` stands for is trained again: `["*", "!blocks.11", "!head"]`
+    trains a head and a last block.
+    """
+    for name in names:
+        pattern = name.removeprefix("!")
         found = list(_named(module, pattern))
         if not found:
             known = ", ".join(name for name, _ in module.named_parameters())
             raise ConfigError(f"model.frozen: nothing is called {pattern!r}; there are {known}")
         for parameter in found:
-            parameter.requires_grad_(False)
+            parameter.requires_grad_(name != pattern)
     return module
 
 
@@ -80,11 +113,11 @@ def _named(module: nn.Module, pattern: str) -> Iterator[nn.Parameter]:
 
 
 def adapt(module: nn.Module, rank: int) -> nn.Module:
-    """Put an adapter beside every frozen linear or convolutional layer, in place."""
+    """Put an adapter beside every frozen linear, convolutional or attention layer, in place."""
     if rank < 1:
         raise ConfigError(f"model.adapter_rank: must be at least 1, got {rank}")
     if _adaptable(module):
-        return LowRank(module, rank)  # type: ignore[arg-type]
+        return _adapter(module, rank)
     places = [
         (parent, name)
         for parent in module.modules()
@@ -93,16 +126,23 @@ def adapt(module: nn.Module, rank: int) -> nn.Module:
     ]
     if not places:
         raise ConfigError(
-            "model.adapter_rank: adapters go beside frozen linear and convolutional layers, and "
-            "there is none; see model.frozen"
+            "model.adapter_rank: adapters go beside frozen linear, convolutional and attention "
+            "layers, and there is none; see model.frozen"
         )
     for parent, name in places:
-        setattr(parent, name, LowRank(getattr(parent, name), rank))
+        setattr(parent, name, _adapter(getattr(parent, name), rank))
     return module
 
 
+def _adapter(layer: Any, rank: int) -> nn.Module:
+    attention = isinstance(layer, nn.MultiheadAttention)
+    return LowRankAttention(layer, rank) if attention else LowRank(layer, rank)
+
+
 def _adaptable(layer: nn.Module) -> bool:
-    known = type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
+    # An attention's own output layer is of another type, and comes with the attention.
+    known = type(layer) in (nn.Linear, nn.MultiheadAttention)
+    known |= type(layer) is nn.Conv2d and layer.groups == 1
     return known and not any(parameter.requires_grad for parameter in layer.parameters())
 
 
@@ -151,8 +191,10 @@ def start_from(module: nn.Module, path: Path | str) -> Start:
     the last layer for other classes has), starts as the model makes it.
     """
     given, data, public = read_weights(Path(path))
-    adapters = [name for name, one in module.named_modules() if isinstance(one, LowRank)]
-    random, new = {f"{name}.down.weight".lstrip(".") for name in adapters}, []
+    random, new = set(), []
+    for name, one in module.named_modules():
+        if isinstance(one, (LowRank, LowRankAttention)):
+            random |= {f"{name}.down.{own}".lstrip(".") for own, _ in one.down.named_parameters()}
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             plain = ".".join(part for part in name.split(".") if part != "layer")  # no adapters

@@ -1,8 +1,8 @@
-"""Laplacian smoothing of a released update (Liang et al., eq. 1-2), exactly and in linear time.
+"""Laplacian smoothing of a released update (Liang et al., eq. 1-2), by the Fourier transform.
 
     A x = v,   A = I + strength * L,   L the Laplacian of a ring of d nodes
 
-is what the paper's Fourier form solves: the circulant matrix with eigenvalues
+The circulant matrix has the eigenvalues
 1 + 2 strength (1 - cos(2 pi k / d)). It keeps the mean and lowers the variance of independent
 noise by (1 + 2 s) / (1 + 4 s)^(3/2) on long vectors.
 
@@ -39,8 +39,6 @@ from fedveil.training.server.optimizers import State
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-
-_NEGLIGIBLE = 2.0**-40  # against float32's 2^-24
 
 AUTO = "auto"
 STRENGTHS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
@@ -173,65 +171,20 @@ def _agreement(released: Floats, deviation: float, strengths: Doubles) -> tuple[
     count[0] = 1.0
     if length % 2 == 0:
         count[-1] = 1.0
-    ring = 2 - 2 * np.cos(2 * np.pi * np.arange(len(waves)) / length)
-    kept = 1 / (1 + strengths[:, None] * ring)
+    kept = 1 / (1 + strengths[:, None] * _ring(length, len(waves)))
     return kept @ (count * (waves - deviation**2)), kept**2 @ (count * waves)
 
 
 def smooth(vector: Floats, strength: float) -> Floats:
     """Solve `(I + strength L) x = vector` on a ring of any length, float32 `[d]`."""
-    if len(vector) == 1:
-        return vector
-    if len(vector) == 2:  # both neighbours are the same node
-        half: Floats = (vector - vector[::-1]) / np.float32(2 + 8 * strength)
-        return (vector + vector[::-1]) / np.float32(2) + half
-    from scipy.linalg import lapack  # a tenth of a second that most runs need not wait
-
-    chain = _chain(len(vector), strength)
-    solution: Floats = lapack.spttrs(chain.diagonal, chain.off_diagonal, vector)[0]
-    gap = np.float32(chain.correction * (float(solution[0]) - float(solution[-1])))
-    reach = len(chain.closing)
-    solution[:reach] -= gap * chain.closing
-    solution[-reach:] += gap * chain.closing[::-1]
-    return solution
+    waves = np.fft.rfft(vector.astype(np.float64))
+    waves /= 1 + strength * _ring(len(vector), len(waves))
+    return np.fft.irfft(waves, len(vector)).astype(np.float32)
 
 
-@dataclass(frozen=True, eq=False)
-class _Chain:
-    """The open chain T = A - strength (e_0 - e_last)(e_0 - e_last)', factored as L D L'.
-
-    By Sherman and Morrison, A^-1 v = y - correction * (y_0 - y_last) * closing with y = T^-1 v and
-    closing = T^-1 (e_0 - e_last). T's eigenvalues are at least 1 and the correction's denominator
-    is at least 1, so nothing cancels. `closing` is odd and fades from both ends: only its first
-    part, up to the middle, is kept.
-    """
-
-    diagonal: Floats
-    off_diagonal: Floats
-    closing: Floats
-    correction: float
-
-
-@lru_cache(maxsize=256)
-def _chain(length: int, strength: float) -> _Chain:
-    from scipy.linalg import lapack
-
-    # In double precision: the factors are made once and used every round.
-    diagonal = np.full(length, 1 + 2 * strength)
-    diagonal[[0, -1]] = 1 + strength
-    diagonal, off_diagonal, _ = lapack.dpttrf(diagonal, np.full(length - 1, -strength))
-    closing = np.zeros(length)
-    closing[0], closing[-1] = 1, -1
-    closing = lapack.dpttrs(diagonal, off_diagonal, closing)[0]
-    correction = strength / (1 + strength * (closing[0] - closing[-1]))
-    closing = closing[: length // 2]  # the middle of an odd number is zero
-    closing = closing[closing > _NEGLIGIBLE * closing[0]]
-    return _Chain(
-        diagonal.astype(np.float32),
-        off_diagonal.astype(np.float32),
-        closing.astype(np.float32),
-        float(correction),
-    )
+def _ring(length: int, waves: int) -> Doubles:
+    """The Laplacian's eigenvalues on a ring of so many nodes, for the first waves."""
+    return np.asarray(2 - 2 * np.cos(2 * np.pi * np.arange(waves) / length))
 
 
 @lru_cache(maxsize=8)

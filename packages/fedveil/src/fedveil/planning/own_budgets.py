@@ -1,0 +1,196 @@
+"""Budgets of their own: clients that clip to less, and persons whose coins are rarer.
+
+Which client or person asks for less than the run's epsilon, and for how little, is public and fixed
+before the first round: a recipe names clients (`privacy.budgets`), or a column of the table gives
+everybody's (`privacy.epsilon_column`). The run's own epsilon is the largest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.core.arguments import number_of
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Unit
+from fedveil.data.federation import Federation
+from fedveil.methods.parts.noise_placement import Bounded, NoisePlacement
+from fedveil.privacy.budgets import (
+    largest_rate,
+    largest_scale,
+    rated_guarantee,
+    scaled_guarantee,
+)
+from fedveil.privacy.releases import PrivacyModel
+from fedveil.privacy.rounding import at_most
+from fedveil.privacy.sampling import CappedPoisson, FixedSize
+
+Rates = tuple[tuple[float, float], ...]  # own epsilons, rising, and the rates that keep to them
+
+_MOST_GROUPS = 100  # different epsilons in one run: each is accounted by itself
+
+
+def own_scales(
+    noise: NoisePlacement, budgets: Mapping[str, float], model: PrivacyModel, delta: float
+) -> tuple[float, ...] | None:
+    """Return the share of the clip that each client keeps to, so that its own epsilon fits.
+
+    Args:
+        noise: The fitted noise of the run, with all of its rounds.
+        budgets: Epsilons of single clients, by their names in the data, or by their numbers where
+            the data name nobody. They are public, and not computed from records.
+        model: Who is protected from whom.
+        delta: Of everybody's guarantee.
+
+    Returns:
+        Shares in (0, 1], `[clients]`; None without budgets. A client without a budget of its own,
+        or with one above the run's, keeps the whole clip.
+
+    Raises:
+        PrivacyRefusal: No proof covers a smaller clip of single clients here.
+        ConfigError: A client is not there, or its budget cannot be met.
+    """
+    federation = noise.facts.federation
+    owners = range(federation.clients) if federation.owners is None else federation.owners
+    places = {str(owner): place for place, owner in enumerate(owners)}
+    if federation.own_epsilons is not None and model.unit is Unit.CLIENT:
+        if federation.train.persons is not None:
+            raise ConfigError(
+                "privacy.epsilon_column: the epsilons are persons' own, and this run protects "
+                "clients. Set privacy.unit to person, or leave the person column out."
+            )
+        brought = zip(places, federation.own_epsilons.tolist(), strict=True)
+        budgets = {name: own for name, own in brought if own < np.inf} | dict(budgets)
+        _check_groups(set(budgets.values()))
+    if not budgets:
+        return None
+    if model.adjacency is Adjacency.ADD_REMOVE:
+        raise PrivacyRefusal(
+            "budgets of single clients under add-remove: a guarantee that lists who asks for less "
+            "tells that they are there",
+            "use privacy.adjacency zero-out, without privacy.public_clients",
+        )
+    scales, known = [1.0] * federation.clients, dict[float, float]()
+    for name, epsilon in budgets.items():
+        if str(name) not in places:
+            some = ", ".join(list(places)[:5])
+            raise ConfigError(
+                f"privacy.budgets: no client {name!r}. There are {some}, for example."
+            )
+        own = number_of(f"privacy.budgets.{name}", epsilon)
+        if own not in known:
+            known[own] = own_scale(noise, own, model, delta)
+        scales[places[str(name)]] = known[own]
+    return tuple(scales)
+
+
+def own_scale(noise: NoisePlacement, epsilon: float, model: PrivacyModel, delta: float) -> float:
+    """Return the largest share of the clip with which one client keeps to its own epsilon."""
+    check_scalable(noise)
+    return largest_scale(
+        noise.releases(noise.facts.rounds), epsilon=epsilon, **_account(noise, model, delta)
+    )
+
+
+def check_scalable(noise: NoisePlacement) -> None:
+    """Refuse budgets of single clients where a smaller clip of theirs is not what is bounded."""
+    if noise.bounded is not Bounded.UPDATE or noise.count is not None:
+        raise PrivacyRefusal(
+            "budgets of single clients with this method: they are kept by clipping the client's "
+            "update to less, and here something else is bounded or counted as well",
+            "use one clip on updates (dp-fedavg without privacy.clip_quantile), or one epsilon",
+        )
+    if isinstance(noise.facts.sampling, FixedSize | CappedPoisson):
+        raise PrivacyRefusal(
+            "budgets of single clients with cohorts of limited size: whoever takes a client's free "
+            "place brings a whole clip, so a smaller one of its own does not bound the difference",
+            "use training.sampling poisson, secret-poisson, everyone or turns, or one epsilon",
+        )
+
+
+def own_rates(noise: NoisePlacement, model: PrivacyModel, delta: float) -> Rates:
+    """Return the coins' biases with which persons keep to the epsilons that they bring.
+
+    Args:
+        noise: The fitted noise of the run, with all of its rounds.
+        model: Who is protected from whom.
+        delta: Of everybody's guarantee.
+
+    Returns:
+        Pairs of an epsilon and a rate, in rising order; none if nobody brings an epsilon.
+
+    Raises:
+        PrivacyRefusal: Samples are not secret, or single records are protected.
+        ConfigError: An epsilon cannot be met.
+    """
+    brought = noise.facts.federation.own_epsilons
+    if brought is None or model.unit is Unit.CLIENT:
+        return ()
+    if model.unit is Unit.RECORD or noise.facts.local.batch_rate is None:
+        raise PrivacyRefusal(
+            f"privacy.epsilon_column with unit {model.unit} and no secret batches of persons: "
+            "there is no coin that could be rarer for one of them",
+            "use privacy.unit person (with a person column) and training.batches poisson, or "
+            "privacy.unit client",
+        )
+    asked = sorted({one for one in brought.tolist() if one < np.inf})
+    _check_groups(set(asked))
+    releases, terms = noise.releases(noise.facts.rounds), _account(noise, model, delta)
+    return tuple((one, largest_rate(releases, epsilon=one, **terms)) for one in asked)
+
+
+def rates_of(federation: Federation, rates: Rates, usual: float) -> npt.NDArray[np.float64]:
+    """Return the bias of each person's coin, `[persons]` by number.
+
+    Raises:
+        ConfigError: A person brings an epsilon for which no rate was planned.
+    """
+    brought = federation.own_epsilons
+    known = dict(rates) | {float("inf"): usual}
+    if brought is None or not set(brought.tolist()) <= set(known):
+        raise ConfigError("plan: persons bring epsilons that it was not made for; make a new one")
+    return np.array([known[one] for one in brought.tolist()])
+
+
+def own_epsilons(
+    noise: NoisePlacement,
+    scales: tuple[float, ...] | None,
+    rates: Rates,
+    model: PrivacyModel,
+    delta: float,
+) -> Iterator[str]:
+    """Yield a sentence for each group of clients or persons with a budget of its own."""
+    releases, terms = noise.releases(noise.facts.rounds), _account(noise, model, delta)
+    said = (
+        "Budgets of their own are public and were set without looking at data: for {} of {} {}s, "
+        "{}, epsilon is {}. Averages lean towards {}s with larger budgets."
+    )
+    for scale, count in sorted(Counter(scales or ()).items()):
+        if scale < 1:
+            own = at_most(scaled_guarantee(releases, scale, **terms).epsilon)
+            what = f"which clip to {at_most(scale)} of the clip"
+            yield said.format(count, len(scales or ()), "client", what, own, "client")
+    brought = noise.facts.federation.own_epsilons
+    if brought is None:
+        return
+    for asked, rate in rates:
+        own = at_most(rated_guarantee(releases, rate, **terms).epsilon)
+        what = f"whose coins have bias {at_most(rate)}"
+        count = int(np.count_nonzero(brought == asked))
+        yield said.format(count, len(brought), "person", what, own, "person")
+
+
+def _account(noise: NoisePlacement, model: PrivacyModel, delta: float) -> dict[str, Any]:
+    return {"privacy_model": model, "delta": delta, "in_full": noise.facts.bought}
+
+
+def _check_groups(asked: set[float]) -> None:
+    if len(asked) > _MOST_GROUPS:
+        raise ConfigError(
+            f"privacy.epsilon_column: {len(asked)} different epsilons, of which each is accounted "
+            f"by itself. Round them down to at most {_MOST_GROUPS}."
+        )
