@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 
-from benchmarks.measure import Effort, measure, summarise
+from benchmarks.measure import Document, Effort, measure, summarise
 from benchmarks.systems import SYSTEMS
 from benchmarks.workloads import WORKLOADS
 
+ONE_PROCESS = ("fedveil", "fedveil:protected", "opacus")
 QUICK = Effort(seconds=1.0, least=2, most=200)
 
 
 def main() -> int:
     args = arguments()
     effort = QUICK if args.quick else Effort()
+    if args.processor:
+        return in_turns(args.workload or list(WORKLOADS), effort, args.passes or 3)
     if args.system is None:
         from benchmarks.suite import everything
 
@@ -32,6 +36,22 @@ def main() -> int:
     return int(failed)
 
 
+def in_turns(names: list[str], effort: Effort, passes: int) -> int:
+    """Print processor seconds of systems that run in one process, measured in turns."""
+    from benchmarks.suite import SUITE
+
+    effort = replace(effort, processor=True)
+    for name in names:
+        systems = [one for one in SUITE[name] if one in ONE_PROCESS]
+        runs: dict[str, list[Document]] = {system: [] for system in systems}
+        for _ in range(passes):
+            for system, own in runs.items():
+                own.append(measure(WORKLOADS[name], system, effort))
+        for own in runs.values():
+            print(line(summarise(own)), flush=True)
+    return 0
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -41,6 +61,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--system", choices=SYSTEMS, help="measure this one alone")
     parser.add_argument("--passes", type=int, help="how often to run each (everything: 3)")
     parser.add_argument("--quick", action="store_true", help="a few minutes in all")
+    parser.add_argument(
+        "--processor",
+        action="store_true",
+        help="print processor time, of one process with one thread each: for a busy machine",
+    )
     parser.add_argument("--parts", action="store_true", help="the parts as well, or alone")
     parser.add_argument("--update", action="store_true", help="measure workloads of it again")
     parser.add_argument("--json", action="store_true", help="one document a line on stdout")

@@ -16,6 +16,7 @@ class Span:
     seconds: float
     least: int
     most: int
+    processor: bool = False  # seconds of this process on a processor, instead of wall time
 
     @property
     def rounds(self) -> int:
@@ -35,13 +36,16 @@ class Clock:
     _last: float = 0.0
 
     def lap(self) -> None:
-        now = time.perf_counter()
+        now = self._now()
         if self._rounds == 0:
             self.start_seconds = time.time() - self.span.started
         elif self._rounds >= self.span.warm_up:
             self.laps.append(now - self._last)
         self._rounds += 1
-        self._last = time.perf_counter()
+        self._last = self._now()
+
+    def _now(self) -> float:
+        return time.process_time() if self.span.processor else time.perf_counter()
 
     @property
     def enough(self) -> bool:

@@ -31,16 +31,16 @@ from unittest import mock
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.deploy_engines import MemoryCourier
 from fedveil.data.federation import Federation
 from fedveil.planning import recipe as recipes
 from fedveil.training.engines.isolated import isolated_federation
 from fedveil.training.engines.memory import keep_freed_memory
-from fedveil_federation.deploy.agreement import ENGINES
-from fedveil_federation.deploy.courier import Answer, Courier, MemoryCourier, Unreachable
+from fedveil_federation.deploy.agreement import ENGINES, Members
+from fedveil_federation.deploy.courier import Answer, Courier, Unreachable
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.guard import Guard
 from fedveil_federation.deploy.hub import Hub
-from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.deploy.work import Training
 from fedveil_federation.secagg.device_store import DeviceStore, Lock

@@ -19,9 +19,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.deploy_engines import Homes, engines, memory_of
+from fedveil_federation.deploy.agreement import Members
 from fedveil_federation.deploy.envelope import Message, seal, unseal
 from fedveil_federation.deploy.hub import Sites
-from fedveil_federation.deploy.members import Members
 
 LEGS = {100: 15, 4_000_000: 15, 100_000_000: 3}  # by bytes
 WAIT = 300.0  # seconds

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
-from fedveil_federation.deploy.courier import Answer, Courier, Reply, T, Unreachable
+from fedveil.core.errors import ConfigError
+from fedveil_federation.deploy.courier import MAX_FRAME, Answer, Courier, Reply, T, Unreachable
 from fedveil_federation.deploy.courier_process import CourierProcess
-from fedveil_federation.deploy.sockets import SocketCourier, free_port
+from fedveil_federation.deploy.sockets import SocketCourier
 from fedveil_federation.deploy.state_dirs import Bundle, HubHome, SiteHome
 
 COLUMNS = {"x": {"type": "number", "min": 0, "max": 1}, "y": {"type": "boolean"}}
@@ -105,3 +111,69 @@ def memory_of(pid: int | None) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS")), 0)
+
+
+class MemoryCourier(Courier):
+    """Hub and sites in one process, a thread for each site."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answers: dict[str, tuple[Answer, ThreadPoolExecutor]] = {}
+
+    def attach(self, site: str, answer: Answer) -> None:
+        with self._lock:
+            if site in self._answers:
+                raise ConfigError(f"site {site!r} is attached already")
+            self._answers[site] = answer, ThreadPoolExecutor(1, f"site-{site}")
+
+    def detach(self, site: str) -> None:
+        with self._lock:
+            found = self._answers.pop(site, None)
+        if found is not None:
+            found[1].shutdown(wait=False, cancel_futures=True)
+
+    def sites(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(sorted(self._answers))
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
+        until = monotonic() + seconds
+        asked: dict[str, Future[bytes] | None] = {}
+        for site, frame in frames.items():
+            if len(frame) > MAX_FRAME:
+                raise ConfigError(f"a request of {len(frame)} bytes: at most {MAX_FRAME}")
+            with self._lock:
+                found = self._answers.get(site)
+                asked[site] = None if found is None else found[1].submit(found[0], bytes(frame))
+        return {site: self._wait(site, future, until) for site, future in asked.items()}
+
+    @staticmethod
+    def _wait(site: str, future: Future[bytes] | None, until: float) -> bytes | Unreachable:
+        if future is None:
+            return Unreachable(f"site {site!r} is not there")
+        try:
+            return future.result(max(0.0, until - monotonic()))
+        except Late:
+            return Unreachable(f"site {site!r} did not answer in time")
+        except Exception as error:  # a site's failure must not end the hub
+            return Unreachable(f"site {site!r} failed: {type(error).__name__}")
+
+    def close(self) -> None:
+        for site in self.sites():
+            self.detach(site)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -11,8 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from benchmarks.deploy_engines import memory_of
-from fedveil_federation.deploy.sockets import free_port
+from benchmarks.deploy_engines import free_port, memory_of
 from tools import demo
 
 REST = 20  # seconds

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from benchmarks.deploy_engines import accepts, free_port
 from benchmarks.environments import python_of
-from fedveil_federation.deploy.sockets import accepts, free_port
 
 APP = Path(__file__).parent / "deploy_secaggplus_app.py"
 PROJECT = """\

@@ -26,7 +26,7 @@ from benchmarks.frontier_tables import (
     papers_methods,
     shown,
 )
-from fedveil.report.plan_figures import write_out
+from fedveil_lab.reproduction.charts import write_out
 
 OPENING = Path(__file__).parent.parent / "docs" / "images" / "frontier.svg"
 EPSILONS = (0.5, 1, 2, 4, 8, 30, 100, 300, 1000)  # that are written on an axis

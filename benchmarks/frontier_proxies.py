@@ -100,14 +100,14 @@ def half_of_the_tests() -> tuple[Examples, Scaling | None]:
     return pool.test.take(np.arange(5000)), pool.scaling
 
 
-def cifar_half() -> Federation:
+def cifar_half(alpha: float = 1.0) -> Federation:
     """The first half of CIFAR-10's test images, 160 clients of 25; a fifth of them measures."""
     half, scaling = half_of_the_tests()
     train, test = np.split(np.random.default_rng(0).permutation(5000), [4000])
     return Federation.from_arrays(
         half.inputs[train],
         half.targets[train],
-        partition=Dirichlet(160, 1.0),
+        partition=Dirichlet(160, alpha),
         test=half.take(test),
         task=Task.CLASSIFICATION,
         classes=10,

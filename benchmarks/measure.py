@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +37,25 @@ class Effort:
     most: int = 500
     warm_up: int = 2
     timeout: float = 1800.0
+    processor: bool = False  # processor time of one process with one thread
 
     def for_workload(self, workload: Workload) -> Effort:
         """Rounds of large kernels vary little and take long: two of them, after one."""
         if not workload.kernel_bound:
             return self
-        return Effort(self.seconds, min(2, self.least), self.most, 1, self.timeout)
+        return replace(self, least=min(2, self.least), warm_up=1)
 
 
 def measure(workload: Workload, system: str, effort: Effort) -> Document:
     """Run it once: `laps` (seconds of each counted round), or `skipped` or `failed` and why."""
     how = launch(system, workload)
+    how = replace(how, threads=1) if effort.processor else how
     python = python_of(system)  # may take a minute to make: before the clock starts
     effort = effort.for_workload(workload)
     with tempfile.TemporaryDirectory() as folder:
         output, log = Path(folder) / "output.json", Path(folder) / "log"
-        span = Span(time.time(), effort.warm_up, effort.seconds, effort.least, effort.most)
+        limits = (effort.warm_up, effort.seconds, effort.least, effort.most, effort.processor)
+        span = Span(time.time(), *limits)
         command = [
             *_prefix(python, how),
             *("-m", "benchmarks.runner", system, workload.to_json()),

@@ -23,14 +23,14 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.deploy_engines import COLUMNS, memory_of
+from benchmarks.deploy_engines import COLUMNS, free_port, memory_of
 from benchmarks.secagg_cost import Meter, play, serve
 from fedveil.privacy.secure_sums.params import SecAggParams
 from fedveil_federation.deploy import certificates
 from fedveil_federation.deploy.courier import HUB, Settings
 from fedveil_federation.deploy.courier_process import CourierProcess
 from fedveil_federation.deploy.https import SiteLink
-from fedveil_federation.deploy.sockets import SocketCourier, free_port
+from fedveil_federation.deploy.sockets import SocketCourier
 from fedveil_federation.deploy.state_dirs import Bundle, HubHome
 from fedveil_federation.secagg.journal import MemoryJournal
 from fedveil_federation.secagg.keys import new_keys

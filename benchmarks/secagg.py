@@ -26,7 +26,7 @@ from fedveil.privacy.secure_sums.dropouts import Dropouts
 from fedveil.privacy.secure_sums.masks import apply_masks
 from fedveil.privacy.secure_sums.params import SecAggParams
 from fedveil.privacy.secure_sums.stopwatch import Stopwatch
-from fedveil_federation.secagg.simulation import Simulation
+from fedveil_federation.secagg.masked import Simulation
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOWER = ROOT / ".benchmarks" / "environments" / "flower"

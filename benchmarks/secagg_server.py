@@ -28,8 +28,7 @@ from fedveil_federation.secagg.keys import DeviceKeys
 from fedveil_federation.secagg.layout import packed
 from fedveil_federation.secagg.messages import Masked, Shares, Unmask
 from fedveil_federation.secagg.roster import Roster
-from fedveil_federation.secagg.server import Server
-from fedveil_federation.secagg.server_round import ServerRound
+from fedveil_federation.secagg.server import Server, ServerRound
 from fedveil_federation.secagg.shares import draw_secret, split
 
 

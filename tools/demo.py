@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from fedveil_federation.deploy.sockets import free_port
 
 SITES = ("north", "south", "east")
 POLICY = """\
@@ -258,7 +257,7 @@ def show(demo: Demo) -> dict[str, Any]:
 def play(folder: Path, rounds: int, rows: int) -> dict[str, Any]:
     demo = Demo(folder)
     try:
-        found(demo, rounds, rows, f"localhost:{free_port()}")
+        found(demo, rounds, rows, f"localhost:{_free_port()}")
         for name in ("hospitals", *SITES):
             demo.start(name)
         confirm(demo)
@@ -290,6 +289,12 @@ def main() -> None:
         show(demo)
     else:
         play(folder.absolute(), args.rounds, args.rows)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -94,7 +94,10 @@ def run(workload: Workload, variant: str, clock: Clock) -> None:
     data, rounds = federation(workload), clock.span.rounds
     planned = plan(workload, data, rounds, variant == "protected")
     try:
-        training = fv.Run(planned, speed=speed(variant), every=rounds + 1)
+        chosen = speed(variant)
+        if clock.span.processor:
+            chosen = replace(chosen, processes=1, threads=1)
+        training = fv.Run(planned, speed=chosen, every=rounds + 1)
     except fv.FedveilError as reason:
         raise Unsupported(str(reason)) from None
     count = training.choice.processes
