@@ -86,7 +86,9 @@ def engines(
         until = time.monotonic() + seconds
         while not _all_there(courier, names):
             if time.monotonic() > until:
-                raise TimeoutError("the couriers did not start")
+                logs = [home.path / "courier.log" for home in (hub, *homes.values())]
+                said = "\n".join(path.read_text()[-1000:] for path in logs)
+                raise TimeoutError(f"the couriers did not start\n{said}")
             time.sleep(0.05)
         courier.processes = dict(zip(("hub", *names), processes, strict=True))
         yield courier

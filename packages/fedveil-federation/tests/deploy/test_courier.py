@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -54,6 +55,17 @@ class TestSocketCourier(CourierSuite):
         courier.attach("a", lambda frame: frame)
         for path in (self.folder / "hub.sock", self.folder / "guards" / "a.sock"):
             assert path.stat().st_mode & 0o777 == 0o600
+
+    def test_more_requests_than_a_guard_answers_at_once_are_all_answered(
+        self, courier: Courier
+    ) -> None:
+        """They wait for their turn: none is turned away while another is still ending."""
+        courier.attach("a", lambda frame: frame)
+        path = self.folder / "guards" / "a.sock"
+        asked = [b"%d" % number for number in range(40)]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            answers = list(pool.map(lambda frame: request(path, frame, LONG), asked))
+        assert answers == asked
 
     def test_nonsense_at_a_socket_ends_that_connection_alone(self, courier: Courier) -> None:
         courier.attach("a", lambda frame: frame)

@@ -83,6 +83,10 @@ def running(*homes: HubHome | SiteHome) -> Iterator[list[CourierProcess]]:
             guards.append(guard)
     try:
         yield processes
+    except TimeoutError as error:  # why is in the couriers' logs
+        for home in homes:
+            error.add_note(f"{home.path}: {(home.path / 'courier.log').read_text()[-2000:]}")
+        raise
     finally:
         for process in processes:
             process.stop()

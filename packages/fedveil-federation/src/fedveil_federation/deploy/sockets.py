@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from fedveil.core.errors import ConfigError
 from fedveil_federation.deploy.courier import (
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # of Linux, where couriers run
 _LONGEST_REQUEST = 60.0  # seconds between two parts of it
+_LOOK = 0.05  # seconds between two looks whether to close
 _MOST_AT_GUARD = 2  # the request of a courier that was killed, and one of its successor
 
 Forward = Callable[[str, bytes, float], bytes]  # site, frame, seconds; raises if nothing comes back
@@ -53,7 +55,7 @@ class Listening:
         answer: answers one request.
         mode: the socket's permissions.
         most: bytes of a request; a longer one is refused before any of it is read.
-        connections: how many are answered at once; others are closed.
+        connections: how many are answered at once; others wait until one of them has ended.
         foreign: whether whoever connects must run under another account than this process, and
             not as root: the courier of a site that gave it an account of its own.
     """
@@ -68,7 +70,7 @@ class Listening:
         connections: int = 1024,
         foreign: bool = False,
     ) -> None:
-        free = threading.Semaphore(connections)
+        free, closing = threading.Semaphore(connections), threading.Event()
 
         class Asked(socketserver.BaseRequestHandler):
             def handle(self) -> None:
@@ -78,19 +80,33 @@ class Listening:
                         "answered. Start it under an account of its own: fedveil site courier DIR."
                     )
                     return
-                if not free.acquire(blocking=False):
-                    return
                 try:
                     self.request.settimeout(_LONGEST_REQUEST)
                     _send(self.request, answer(*_received(self.request, most)))
                 except Exception:  # whoever asked sees the end of the connection, and no more
                     return
-                finally:
-                    free.release()
 
         class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             daemon_threads = True
             request_queue_size = 1024  # a hub connects once for each site, all at the same time
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                # A handler that has just answered may not have ended yet, so nobody is turned away.
+                while not free.acquire(timeout=_LOOK):
+                    if closing.is_set():
+                        self.shutdown_request(request)
+                        return
+                try:
+                    super().process_request(request, client_address)
+                except BaseException:  # no thread was started, so none will end
+                    free.release()
+                    raise
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    free.release()
 
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # left by a process that was killed
@@ -101,10 +117,11 @@ class Listening:
             raise ConfigError(f"socket {path}: {error}") from None
         finally:
             os.umask(before)
-        self._path = path
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self._path, self._closing = path, closing
+        threading.Thread(target=self._server.serve_forever, args=(_LOOK,), daemon=True).start()
 
     def close(self) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()
         self._path.unlink(missing_ok=True)
