@@ -146,6 +146,7 @@ def _round(
     base = np.arange(dimension, dtype=np.int64) % 1000
     lost = frozenset(_lost(cohort, dropout))
     dropouts = Dropouts(before_upload=lost)
+    simulation.watch.seconds.clear()
     opened = simulation.open(round_number, range(cohort), dimension, 32, dropouts)
     for device in opened.wanted:
         opened.add(device, base + device)
@@ -154,8 +155,8 @@ def _round(
     if not np.array_equal(result.total, base * len(alive) + sum(alive)):
         raise RuntimeError("the sum is wrong")
     degree = simulation.params.topology(cohort).degree
-    total = sum(result.seconds.values())
-    return result.seconds | {"total": total, "degree": float(degree)}
+    seconds = dict(simulation.watch.seconds)
+    return seconds | {"total": sum(seconds.values()), "degree": float(degree)}
 
 
 def _lost(cohort: int, dropout: float) -> list[int]:

@@ -1,8 +1,8 @@
 """The protocol inside a simulation: real frames between real state machines, in one process.
 
-`MaskedAggregator` runs every device's and the server's state machine, one device at a time; the
-ideal round of `fedveil.run.ideal_sum` adds the same integers and refuses the same rounds, without
-keys or masks. Both give the same sum, bit for bit.
+`MaskedAggregator` runs every device's and the server's state machine, one device at a time; where
+an `IdealRound` stands for it, the same integers are added and the same rounds refused, without keys
+or masks. Both give the same sum, bit for bit.
 
     simulation = Simulation(params)
     opened = simulation.open(round_number, members, dimension, bits, dropouts)
@@ -13,7 +13,8 @@ keys or masks. Both give the same sum, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.arrays import Ints
 from fedveil.privacy.secure_sums.aggregation import SecureSums
-from fedveil.privacy.secure_sums.dropouts import NO_DROPOUTS, Dropouts
+from fedveil.privacy.secure_sums.dropouts import NO_DROPOUTS, Dropouts, fit_cohort
 from fedveil.privacy.secure_sums.errors import RuleBroken
 from fedveil.privacy.secure_sums.masks import IntVector
 from fedveil.privacy.secure_sums.params import SecAggParams
 from fedveil.privacy.secure_sums.stopwatch import Stopwatch
 from fedveil.run.aggregator import Aggregator, OpenSum, Summands
-from fedveil.run.ideal_sum import OpenRound, Setting, round_setting
 from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.contract import BlockSum
 from fedveil_federation.secagg.device import DeviceRound
@@ -36,9 +36,17 @@ from fedveil_federation.secagg.journal import MemoryJournal
 from fedveil_federation.secagg.keys import new_keys
 from fedveil_federation.secagg.participant import Participant
 from fedveil_federation.secagg.roster import Roster
-from fedveil_federation.secagg.server import Server
+from fedveil_federation.secagg.server import Server, ServerRound
 
 _REMEMBERED_SEEDS = 256  # per simulated device
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """The exact sum of the survivors' vectors, int64 [dimension]."""
+
+    total: IntVector
+    survivors: tuple[int, ...]
 
 
 class Simulation:
@@ -52,7 +60,7 @@ class Simulation:
 
     def __init__(self, params: SecAggParams, watch: Stopwatch | None = None) -> None:
         self.params = params
-        self._watch = watch or Stopwatch()
+        self.watch = watch or Stopwatch()
         self._key = Ed25519PrivateKey.generate()
         self._pinned: dict[int, bytes] = {}
         # One roster for all: each card's signature is then checked once and not once per device.
@@ -76,70 +84,61 @@ class Simulation:
     def open(
         self,
         round_number: int,
-        members: Sequence[int],
+        members: Iterable[int],
         dimension: int,
         bits: int,
         dropouts: Dropouts = NO_DROPOUTS,
         purpose: str = "update",
-    ) -> OpenRound:
-        """Start a round; see `round_setting` for the arguments.
+    ) -> SimulatedRound:
+        """Start a round; see `Server.open` for the arguments, and `dropouts` are those simulated.
 
         Raises:
             NotReleased: Too few devices are there.
         """
-        setting = round_setting(
-            self.params, round_number, members, dimension, bits, dropouts, purpose
-        )
-        before = dict(self._watch.seconds)
-        with self._watch.phase("enrol"):
-            self.enrol(setting.members)
-        return _MaskedRound(setting, self._watch, before, self._server, self._devices)
+        cohort = fit_cohort(self.params, members)
+        with self.watch.phase("enrol"):
+            self.enrol(cohort)
+        with self.watch.phase("share"):
+            server = self._server.open(round_number, cohort, dimension, bits, purpose)
+            present = [member for member in cohort if member not in dropouts.before_sharing]
+            devices = {member: self._devices[member].join(server.plan) for member in present}
+            return SimulatedRound(server, devices, dropouts, self.watch)
 
 
-class _MaskedRound(OpenRound):
-    """Every frame of a round, passed between real state machines."""
+class SimulatedRound:
+    """Every frame of a round, passed between real state machines.
+
+    It takes vectors from `wanted` devices, in any order, each once.
+    """
 
     def __init__(
         self,
-        setting: Setting,
+        server: ServerRound,
+        devices: dict[int, DeviceRound],
+        dropouts: Dropouts,
         watch: Stopwatch,
-        before: dict[str, float],
-        server: Server,
-        devices: dict[int, Participant],
     ) -> None:
-        super().__init__(setting, watch, before)
-        self._devices: dict[int, DeviceRound] = {}
-        dropouts = setting.dropouts
-        with watch.phase("share"):
-            self._server = server.open(
-                setting.round_number,
-                setting.members,
-                setting.dimension,
-                setting.bits,
-                setting.purpose,
-            )
-            for member in setting.members:
-                if member not in dropouts.before_sharing:
-                    self._devices[member] = devices[member].join(self._server.plan)
-                    self._server.receive(self._devices[member].shares)
-            self._server.close_sharing()
-            self.wanted = tuple(
-                member
-                for member in self._devices
-                if self._agrees(member, self._take_sharers) and member not in dropouts.before_upload
-            )
+        self._server, self._devices = server, devices
+        self._dropouts, self._watch = dropouts, watch
+        for device in devices.values():
+            server.receive(device.shares)
+        server.close_sharing()
+        agreed = [member for member in devices if self._agrees(member, self._take_sharers)]
+        self.wanted = tuple(member for member in agreed if member not in dropouts.before_upload)
 
     def _take_sharers(self, device: int) -> None:
         self._devices[device].take_sharers(self._server.sharers_for(device))
 
-    def _upload(self, device: int, vector: IntVector) -> None:
+    def add(self, device: int, vector: IntVector) -> None:
+        """One device's vector, int64 [dimension]."""
         with self._watch.phase("mask"):
             frame = self._devices[device].mask(vector)
         with self._watch.phase("add"):
             self._server.receive(frame)
 
-    def _unmask(self) -> IntVector:
-        dropouts = self.setting.dropouts
+    def finish(self) -> SecureSum:
+        """The sum of what was added; wanted devices that added nothing count as lost."""
+        dropouts = self._dropouts
         with self._watch.phase("confirm"):
             self._server.close_upload()
             if self._server.confirms:
@@ -152,7 +151,7 @@ class _MaskedRound(OpenRound):
             for device in self._server.confirmed:
                 if device not in silent:
                     self._agrees(device, self._give_shares)
-            return self._server.finish()
+            return SecureSum(self._server.finish(), tuple(self._server.survivors))
 
     def _confirm(self, device: int) -> None:
         named = self._server.survivors_for(device)
@@ -198,7 +197,7 @@ class _Masked(OpenSum):
 
     rows = True
 
-    def __init__(self, summands: Summands, begun: OpenRound, watch: Stopwatch) -> None:
+    def __init__(self, summands: Summands, begun: SimulatedRound, watch: Stopwatch) -> None:
         self._summands, self._begun, self._watch = summands, begun, watch
         self.clients = np.array(begun.wanted, np.int64)
         self._seen = BlockSum(True, summands.width, len(self.clients))

@@ -29,11 +29,10 @@ from fedveil.core.randomness import Randomness
 from fedveil.core.registry import extension
 from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.privacy.secure_sums.aggregation import SecureSums
-from fedveil.privacy.secure_sums.dropouts import NO_DROPOUTS, Dropouts, draw_dropouts
+from fedveil.privacy.secure_sums.dropouts import NO_DROPOUTS, Dropouts, IdealRound, draw_dropouts
 from fedveil.privacy.secure_sums.errors import NotReleased
 from fedveil.privacy.secure_sums.mode import SecureMode
 from fedveil.privacy.secure_sums.stopwatch import Stopwatch
-from fedveil.run.ideal_sum import IdealRound, round_setting
 from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.contract import BlockSum
 
@@ -109,16 +108,9 @@ class OpenAggregator(Aggregator):
     def open(self, summands: Summands, cohort: Ints, dropouts: Dropouts) -> OpenSum:
         if self.sums is None:
             return _InTheOpen(summands, cohort, None, self.watch)
-        setting = round_setting(
-            self.sums.params,
-            summands.round_number,
-            [int(member) for member in cohort],
-            summands.width,
-            summands.word,
-            dropouts,
-            summands.purpose,
+        begun = IdealRound(
+            self.sums.params, summands.round_number, cohort, dropouts, summands.purpose
         )
-        begun = IdealRound(setting, self.watch, dict(self.watch.seconds))
         self.check_survivors(len(begun.wanted), len(cohort))
         return _InTheOpen(summands, cohort, begun, self.watch)
 
@@ -161,6 +153,6 @@ class _InTheOpen(OpenSum):
 
     def release(self) -> Tensor:
         if self._stands_for is not None:
-            self._stands_for.check(self._stands_for.wanted)
+            self._stands_for.check()
         with self._watch.phase("noise"):
             return self._summands.protect(self._sum.result().total, self.clients)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
+from fedveil.privacy.secure_sums import derive
 from fedveil.privacy.secure_sums.errors import NotReleased
-from fedveil.privacy.secure_sums.graph import Graph
+from fedveil.privacy.secure_sums.graph import Graph, round_graph
+from fedveil.privacy.secure_sums.params import SecAggParams
 
 
 @dataclass(frozen=True)
@@ -57,38 +59,73 @@ def planned_dropouts(
     return min(int(np.count_nonzero(beyond > failure_probability)), most)
 
 
-def sharing_course(
-    graph: Graph, threshold: int, fewest: int, dropouts: Dropouts
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Who shares, and who of them holds enough of its neighbours' shares to send a vector;
-    `NotReleased` if too few share."""
-    members = frozenset(graph.members)
-    sharers = members - dropouts.before_sharing
-    _enough(len(sharers), len(members), "shared", fewest)
-    return sharers, _connected(graph, sharers, threshold) - dropouts.before_upload
+def fit_cohort(params: SecAggParams, members: Iterable[int]) -> tuple[int, ...]:
+    """Return a cohort in order; `NotReleased` if no sum of it could be released."""
+    cohort = tuple(sorted(int(member) for member in members))
+    if len(cohort) < max(2, params.min_survivors):
+        raise NotReleased(
+            f"cohort of {len(cohort)} is below min_honest + colluders = "
+            f"{params.min_survivors}, or below two"
+        )
+    return cohort
 
 
-def unmasking_course(
-    graph: Graph,
-    threshold: int,
-    fewest: int,
-    dropouts: Dropouts,
-    sharers: frozenset[int],
-    survivors: frozenset[int],
-    confirms: bool = True,
-) -> None:
-    """Whether the survivors' sum can be unmasked; `NotReleased` as the real protocol would."""
-    cohort = len(graph.members)
-    _enough(len(survivors), cohort, "survived", fewest)
-    answering = survivors - dropouts.before_confirming
-    if confirms:
-        _enough(len(answering), cohort, "confirmed", threshold)
-        answering = _connected(graph, answering, threshold)
-    answering -= dropouts.before_unmasking
-    for device in sorted(sharers):
-        came = _neighbours_among(graph, device, answering)
-        if came < threshold:
-            raise NotReleased(f"device {device}: {came} shares came, need {threshold}")
+class IdealRound:
+    """A round as the protocol would go, without keys and masks: who is lost, and what is refused.
+
+    `wanted` are those who send a vector.
+
+    Args:
+        params: The protocol's terms.
+        round_number: The round's number; each (number, purpose) is used once.
+        members: The cohort, distinct.
+        dropouts: Who is simulated to drop out, and when.
+        purpose: What is summed in this round.
+
+    Raises:
+        NotReleased: Too few are there.
+    """
+
+    def __init__(
+        self,
+        params: SecAggParams,
+        round_number: int,
+        members: Iterable[int],
+        dropouts: Dropouts,
+        purpose: str = "update",
+    ) -> None:
+        self._params, self._dropouts = params, dropouts
+        self.wanted = cohort = fit_cohort(params, members)
+        topology = params.topology(len(cohort))
+        if dropouts == NO_DROPOUTS:  # everybody answers everybody, in any graph
+            return
+        self._fewest = params.fewest_survivors(len(cohort))
+        # No real graph is drawn; any order that no loss depends on will do.
+        ids = b"".join(derive.id_bytes(member) for member in cohort)
+        number = round_number.to_bytes(8, "little")
+        seed = derive.digest(b"model", number, purpose.encode(), ids)
+        self._graph = round_graph(cohort, topology.degree, seed, topology.masks)
+        self._threshold = topology.threshold
+        self._sharers = frozenset(cohort) - dropouts.before_sharing
+        _enough(len(self._sharers), len(cohort), "shared", self._fewest)
+        ready = _connected(self._graph, self._sharers, self._threshold) - dropouts.before_upload
+        self.wanted = tuple(sorted(ready))
+
+    def check(self) -> None:
+        """Raise `NotReleased` if the protocol would refuse the sum of all `wanted`."""
+        if self._dropouts == NO_DROPOUTS:
+            return
+        cohort, threshold = len(self._graph.members), self._threshold
+        _enough(len(self.wanted), cohort, "survived", self._fewest)
+        answering = frozenset(self.wanted) - self._dropouts.before_confirming
+        if not self._params.honest_server:
+            _enough(len(answering), cohort, "confirmed", threshold)
+            answering = _connected(self._graph, answering, threshold)
+        answering -= self._dropouts.before_unmasking
+        for device in sorted(self._sharers):
+            came = _neighbours_among(self._graph, device, answering)
+            if came < threshold:
+                raise NotReleased(f"device {device}: {came} shares came, need {threshold}")
 
 
 def _connected(graph: Graph, devices: frozenset[int], threshold: int) -> frozenset[int]:

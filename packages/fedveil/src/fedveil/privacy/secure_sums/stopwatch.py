@@ -18,11 +18,6 @@ class Stopwatch:
     def phase(self, name: str) -> _Phase:
         return _Phase(self, name)
 
-    def since(self, before: dict[str, float]) -> dict[str, float]:
-        """What was added to an earlier state of `seconds`."""
-        added = ((name, spent - before.get(name, 0.0)) for name, spent in self.seconds.items())
-        return {name: spent for name, spent in added if spent > 0}
-
 
 class _Phase:
     """By hand: a generator would cost as much as a small round's arithmetic."""
