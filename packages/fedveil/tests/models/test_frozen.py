@@ -167,9 +167,85 @@ def peft_like() -> nn.Module:
     return freeze(nn.Sequential(block, PeftLike(nn.Linear(3, 3), 2)), ["0", "!0.head"])
 
 
+class Gpt2(nn.Module):
+    """A tiny GPT-2 of Hugging Face, whose linear layers are of their own kind, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers")
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 8, "vocab_size": 20}
+        ends = {"bos_token_id": 1, "eos_token_id": 1}
+        self.body = transformers.GPT2Model(transformers.GPT2Config(**sizes, **dropout, **ends))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(inputs_embeds=x).last_hidden_state.mean(1))
+
+
+def gpt2() -> nn.Module:
+    return adapt(freeze(Gpt2(), ["*", "!head"]), 2)
+
+
+def gpt2_of_peft() -> nn.Module:
+    model, peft = Gpt2(), pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    model.body = peft.get_peft_model(model.body, settings)
+    return freeze(model, ["*.lora_A.*"])
+
+
+HUGGING_FACE = [
+    pytest.param(build, marks=pytest.mark.slow, id=build.__name__)  # imports take seconds
+    for build in (gpt2, gpt2_of_peft)
+]
+
+
+@pytest.mark.slow
+def test_an_adapter_beside_a_layer_of_gpt2_adds_what_it_says() -> None:
+    utilities = pytest.importorskip("transformers.pytorch_utils")
+    torch.manual_seed(1)
+    layer, inputs = utilities.Conv1D(7, 5), torch.randn(2, 3, 5)
+    expected = layer(inputs)
+    adapted = adapt(freeze(layer, ["*"]), 2)
+    assert torch.equal(adapted(inputs), expected)
+    nn.init.normal_(adapted.up.weight)
+    change = inputs @ (adapted.up.weight @ adapted.down.weight).T
+    torch.testing.assert_close(adapted(inputs), expected + change)
+
+
+@pytest.mark.parametrize("build", HUGGING_FACE)
+def test_of_a_hugging_face_model_only_adapters_and_head_are_trained(build) -> None:
+    torch.manual_seed(2)
+    module, draw = build(), np.random.default_rng(0)
+    trained = {slot.name for slot in layout_of(module)}
+    assert {"head.weight", "head.bias"} < trained
+    others = trained - {"head.weight", "head.bias"}
+    assert all(name.endswith((".up.weight", ".lora_B.default.weight")) for name in others)
+    assert any("attn.c_attn" in name for name in others)
+    inputs, labels = draw.standard_normal((40, 5, 8)).astype(np.float32), draw.integers(0, 3, 40)
+    data = fv.Federation.from_arrays(inputs, labels, np.arange(40) % 8, classes=3)
+    local = fv.LocalTraining(fv.LearningRate(0.5), steps=1)
+    everyone = fv.CohortRule(rate=1.0)
+    method = fv.dp_fedavg(rounds=2, cohort=everyone, local=local, clip=fv.Clip(1.0))
+    plan = fv.plan(method, data, module, budget=fv.Budget(epsilon=8.0, delta=1e-5))
+    assert plan.guarantee is not None
+    assert plan.guarantee.certified
+    before, run = frozen_part(plan.module), Run(plan)
+    run.finish()
+    assert not torch.equal(run.state.weights, plan.start)
+    after = frozen_part(run.model())
+    assert before.keys() == after.keys() != set()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize(
-    "build", [lambda: adapt(freeze(Block(), ["*", "!head"]), 2), peft_like], ids=["own", "peft"]
+    "build",
+    [
+        pytest.param(lambda: adapt(freeze(Block(), ["*", "!head"]), 2), id="own"),
+        pytest.param(peft_like, id="like peft"),
+        *HUGGING_FACE,
+    ],
 )
 def test_records_are_protected_beside_frozen_layers(build, secure: bool) -> None:
     """Clipped gradients of single examples are those of autograd, one example at a time."""

@@ -32,13 +32,12 @@ class LowRank(nn.Module):
     both would be multiplied (FFA-LoRA; Sun et al. 2024).
     """
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
+    def __init__(self, layer: nn.Module, rank: int) -> None:
         super().__init__()
         self.layer = layer
-        if isinstance(layer, nn.Linear):
-            self.down: nn.Module = nn.Linear(layer.in_features, rank, bias=False)
-            self.up: nn.Linear | nn.Conv2d = nn.Linear(rank, layer.out_features, bias=False)
-        else:
+        self.down: nn.Module
+        self.up: nn.Linear | nn.Conv2d
+        if isinstance(layer, nn.Conv2d):
             self.down = nn.Conv2d(
                 layer.in_channels,
                 rank,
@@ -50,6 +49,11 @@ class LowRank(nn.Module):
                 padding_mode=layer.padding_mode,
             )
             self.up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+        else:
+            shape = layer.get_parameter("weight").shape
+            inputs, outputs = shape if _is_transposed(layer) else reversed(shape)
+            self.down = nn.Linear(inputs, rank, bias=False)
+            self.up = nn.Linear(rank, outputs, bias=False)
         self.down.requires_grad_(False)
         nn.init.zeros_(self.up.weight)
 
@@ -141,9 +145,15 @@ def _adapter(layer: Any, rank: int) -> nn.Module:
 
 def _adaptable(layer: nn.Module) -> bool:
     # An attention's own output layer is of another type, and comes with the attention.
-    known = type(layer) in (nn.Linear, nn.MultiheadAttention)
+    known = type(layer) in (nn.Linear, nn.MultiheadAttention) or _is_transposed(layer)
     known |= type(layer) is nn.Conv2d and layer.groups == 1
     return known and not any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    """Whether this is the linear layer of GPT-2, whose weights are `[inputs, outputs]`."""
+    kind = type(layer)  # compared by name, as transformers may not be installed
+    return (kind.__module__, kind.__qualname__) == ("transformers.pytorch_utils", "Conv1D")
 
 
 _TRAINED_ON = "fedveil_trained_on"  # attributes: copies and parts of a module keep them
