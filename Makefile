@@ -27,7 +27,7 @@ test: .venv/tested
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: .venv/tested
-	$(BIN)/pytest -m slow
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m slow
 
 # The documentation site, in site/: open site/index.html. Warnings are errors.
 docs: .venv/documented

@@ -33,6 +33,7 @@ def attacked(settings: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_attack_reads_rows_and_keys_of_flares_own_client(victims: Victims) -> None:
     """So nothing that comes back in the other tests is due to fedveil's courier."""
     own = victims.settings("north", "server", "server", "north")
@@ -59,6 +60,7 @@ def test_a_hub_gets_answers_of_the_guard_and_nothing_else(victims: Victims) -> N
     check_secrets(victims, found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["north", "server"])
 def test_a_fellow_site_gets_nothing_under_an_honest_hub(victims: Victims, target: str) -> None:
     with running(victims.hub, victims.site):

@@ -33,6 +33,7 @@ WRITTEN = {
 LOCAL = (1, 2, 4, 8, 12, 24)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("experiment", "scale"), BOTH, ids=IDS)
 def test_every_case_is_a_recipe_that_makes_a_method(experiment: Experiment, scale: Scale) -> None:
     cases = experiment.cases(scale)
@@ -201,6 +202,7 @@ OLDER = {name for name in WRITTEN if any(row["digest"] is None for row in WRITTE
 LONG = ("cheng-own-size", "cheng-table-2", "cheng-where")  # seconds of probes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

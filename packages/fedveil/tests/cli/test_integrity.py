@@ -130,6 +130,7 @@ DAMAGES = BOUGHT_DAMAGES | {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("note", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_run_is_neither_resumed_nor_certified(

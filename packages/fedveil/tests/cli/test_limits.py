@@ -76,6 +76,7 @@ def in_python(recipe: recipes.Recipe) -> Guarantee:
     return guarantee
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", PRIVATE, ids=lambda path: path.stem)
 def test_one_list_everywhere(path: Path, tmp_path: Path, capsys: Capture) -> None:
     """guarantee.json, account RUN, the run's document, the terminal and Python agree."""

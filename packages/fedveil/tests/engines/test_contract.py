@@ -67,6 +67,7 @@ def trained(job: Job, cohort: tuple[int, ...], round_number: int) -> list[Client
 RULED = [(m, r) for m in MODELS for r in RULES if m not in SLOW or r in FEW]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", EACH)
 @pytest.mark.parametrize(("model", "rule"), RULED, ids=[f"{m}-{r}" for m, r in RULED])
 def test_every_engine_equals_the_reference_on_every_rule(
@@ -83,6 +84,7 @@ def test_isolated_clients_train_as_the_reference_does(engine: str, model: str, r
     check(engine, replace(job, isolated=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", EACH)
 @pytest.mark.parametrize("pipeline", SHAPINGS)
 @pytest.mark.parametrize("model", ["linear", "softmax", "wide softmax", "mlp", "own module", "cnn"])
@@ -142,6 +144,7 @@ def test_the_integer_sum_is_the_exact_sum_of_snapped_updates(engine: str, model:
         assert 0 < squares * grid**2 <= 0.2**2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", EACH)
 @pytest.mark.parametrize("pipeline", GRIDS)
 @pytest.mark.parametrize("model", ["linear", "wide softmax", "mlp", "own module"])

@@ -36,6 +36,7 @@ def checkpoint_rounds(path: Path) -> int:
     return int(_metadata(path / CHECKPOINT)["rounds"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("scheme", "point"),
     [

@@ -240,6 +240,7 @@ def one_by_one(
     return total
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(

@@ -76,6 +76,7 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> Non
     assert done.stdout == "pieces 2 rounds\n"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("auto", "processes")])
 def test_the_packages_own_engines_keep_the_contract(name: str) -> None:
     assert check_engine(name) >= 9

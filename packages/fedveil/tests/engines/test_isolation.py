@@ -141,6 +141,7 @@ def job_of(
     return make_job(model, rule, pipeline, FIVE, bytes_)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", FEW)
 @pytest.mark.parametrize("model", ["linear", "wide linear", "softmax", "wide softmax", "wide mlp"])
 @pytest.mark.parametrize("engine", ["algebra", "mlp"])
@@ -167,6 +168,7 @@ def test_a_clients_integers_are_the_same_in_any_cohort(
             assert torch.equal(row, alone[client]), (client, cohort)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", ["two epochs, weight decay", "per example, exact noise"])
 @pytest.mark.parametrize("model", ["tanh mlp", "own module", *SLOW])
 @pytest.mark.parametrize("engine", ["mlp", "generic", "sequential"])
@@ -176,6 +178,7 @@ def test_a_clients_integers_are_its_own_in_every_network(
     check(job_of(model, RULES[rule]), engine)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pipeline", GRIDS)
 @pytest.mark.parametrize("model", ["linear", "wide softmax", "mlp", "own module"])
 @pytest.mark.parametrize("engine", EACH)
@@ -203,6 +206,7 @@ def test_chaotic_training_shows_no_neighbour(engine: str, model: str) -> None:
     check(job, engine)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", EACH)
 @pytest.mark.parametrize("model", ["linear", "softmax", "wide softmax", "mlp", "own module"])
 def test_rates_count_a_clients_own_steps(engine: str, model: str) -> None:

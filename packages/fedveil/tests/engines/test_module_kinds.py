@@ -139,6 +139,7 @@ def _made(kind: str) -> nn.Module:
     return module
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("isolated", [False, True], ids=["together", "isolated"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", EACH)

@@ -99,6 +99,7 @@ def by_hand(module: nn.Module, federation: Federation) -> Tensor:
     return total
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("engine", ["auto", "mlp", "generic", "sequential"])
 @pytest.mark.parametrize("model", MODELS)

@@ -34,6 +34,7 @@ def round_of(job: Job, engine: str, cohort: list[int]) -> Block:
     return sum_of(build_engine(job, engine), RoundRequest(start_of(job), np.array(cohort), 3))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("isolated", [True, False])
 @pytest.mark.parametrize("shaping", ["clip", "LUS (Cheng)", "grid"])
 @pytest.mark.parametrize(

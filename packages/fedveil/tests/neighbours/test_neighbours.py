@@ -31,6 +31,7 @@ from .worlds import play
 _CASES, _PARTS = 120, 12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_no_neighbour_moves_more_than_was_accounted(part: int) -> None:
     pairs, tags = 0, Counter()
@@ -85,6 +86,7 @@ def found_from(first: int, name: str) -> None:
     pytest.fail(f"not found in {pairs} pairs")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found(name: str) -> None:
     found_from(NEAR[name], name)

@@ -171,6 +171,7 @@ CASES = [("csv", change) for change in CLIENT] + [("parquet", change) for change
 CASES += [("folder", changed(0, "inf")), ("folder", one_row), ("folder", many_labels)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "change"), CASES)
 def test_what_is_paid_does_not_depend_on_the_rows_of_a_client(
     tmp_path: Path, form: str, change: Callable[[Rows], Rows]

@@ -152,6 +152,7 @@ def test_wide_noise_has_the_right_shape_and_uniform_low_bits(draw, cdf, spread):
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reach", [1, 3, None])
 @pytest.mark.parametrize("margin", [MARGIN, 1e9], ids=["floats", "integers"])
 @pytest.mark.parametrize(

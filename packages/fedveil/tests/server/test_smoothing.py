@@ -121,6 +121,7 @@ def bump(length: int) -> np.ndarray:
     return np.sin(2 * np.pi * np.arange(length) / length)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", [2, 7, 64])
 @pytest.mark.parametrize(("strength", "factor"), [(0.0, 0.4), (1.0, 1.0), (5.0, 0.7)])
 def test_steins_estimate_is_the_true_risk_on_average(

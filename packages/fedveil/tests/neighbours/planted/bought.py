@@ -19,7 +19,7 @@ def _buys_names(job: Job) -> bool:
     return job.command == "run" and job.known == "bought" and job.sheet.classes > 0
 
 
-@plant(60, _buys_names, among="jobs")
+@plant(60, _buys_names, among="jobs", near=284)
 def noise_on_names_that_nobody_named() -> Any:
     """A unit has a hundred values and votes for twenty: the others get noise as well."""
     real = dp_schema.spread_votes
@@ -33,7 +33,7 @@ def noise_on_names_that_nobody_named() -> Any:
     return patch.object(dp_schema, "spread_votes", spread)
 
 
-@plant(120, lambda job: job.command == "run" and job.known == "bought", among="jobs")
+@plant(120, lambda job: job.command == "run" and job.known == "bought", among="jobs", near=68)
 def purchases_are_believed() -> Any:
     """The ledger of a purchase is read, and compared with nothing."""
     return patch.object(directory, "examined", lambda path: read(path / directory.LEDGER))

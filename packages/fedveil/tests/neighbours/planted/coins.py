@@ -75,7 +75,7 @@ def an_empty_batch_is_skipped() -> Any:
     return patch.object(batches, "_poisson_batches", drawn)
 
 
-@plant(600, _secret)
+@plant(600, _secret, near=47)
 def a_divisor_that_counts_the_batch() -> Any:
     """Sums are divided by how many records came, and one of few moves the mean by more."""
     real = batched.local_updates

@@ -42,7 +42,7 @@ def a_blank_label_deals_all_rows_anew() -> Any:
     return _without_labels()
 
 
-@plant(600, lambda sheet: _tabular(sheet) and not sheet.artificial, among="sheets")
+@plant(600, lambda sheet: _tabular(sheet) and not sheet.artificial, among="sheets", near=11)
 def a_client_without_labels_is_no_client() -> Any:
     """How many clients there are is public, and so is that one of them has no label."""
     return _without_labels()
@@ -61,7 +61,7 @@ def whom_to_protect_follows_from_labels() -> Any:
     return patch.object(defaults, "public_facts", facts)
 
 
-@plant(60, lambda job: job.command == "run", among="jobs")
+@plant(60, lambda job: job.command == "run", among="jobs", near=124)
 def rows_are_counted_before_they_are_paid_for() -> Any:
     """Defaults that look at the table first, and say what they have seen."""
     real = defaults.choose
@@ -87,7 +87,7 @@ def a_value_that_does_not_fit_is_refused() -> Any:
     return patch.object(federation, "marked", marked)
 
 
-@plant(400, lambda sheet: sheet.door in ("csv", "files"), among="sheets")
+@plant(400, lambda sheet: sheet.door in ("csv", "files"), among="sheets", near=28)
 def a_line_of_another_length_is_refused() -> Any:
     """With its number."""
     real = rows._parsed
@@ -130,6 +130,7 @@ def labels_given_to_an_estimator_agree_on_a_type() -> Any:
     100,
     lambda job: job.command in ("classifier", "regressor") and job.known == "schema",
     among="jobs",
+    near=1692,
 )
 def inputs_given_to_an_estimator_agree_on_a_type() -> Any:
     """One text in a list of numbers ends the fit, and the message holds the text."""

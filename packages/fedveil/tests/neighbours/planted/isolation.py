@@ -34,7 +34,7 @@ def one_lottery_for_all_rows() -> Any:
     return patch.object(Assignment, "row_words", words)
 
 
-@plant(450)
+@plant(450, near=16)
 def clients_train_together() -> Any:
     """Chunks and padding as in simulations: others show in the low-order bits."""
     real = run_module.job_of

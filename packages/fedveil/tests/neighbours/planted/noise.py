@@ -29,7 +29,7 @@ from ..cases import Case
 from .registry import correlated, plant, tracked
 
 
-@plant(1100, tracked, near=372)
+@plant(1100, tracked, near=482)
 def noise_of_the_first_clip() -> Any:
     """A tracked clip moves, and the noise stays."""
     real = central_noise.CentralNoise.protect
@@ -112,18 +112,18 @@ def half_of_the_noise_on_votes() -> Any:
     return patch.object(VoteNoise, "protect", halved)
 
 
-@plant(300, correlated)
+@plant(300, correlated, near=56)
 def a_tenth_less_correlated_noise() -> Any:
     return _less(CorrelatedNoise, 0.9)
 
 
-@plant(300, correlated)
+@plant(300, correlated, near=56)
 def correlated_noise_without_its_factors_length() -> Any:
     """Accounted as if later rounds did not show an update again."""
     return patch.object(CorrelatedGaussian, "norm", 1.0)
 
 
-@plant(300, correlated)
+@plant(300, correlated, near=116)
 def a_schedule_that_overstates_its_gaps() -> Any:
     """Bands overlap, and a client's turns add up in one draw of noise."""
     return patch.object(RoundRobin, "separation", property(lambda self: self.clients))
@@ -149,7 +149,7 @@ def _dp_sgd(case: Case) -> bool:
     return bool(case.table["training"]["method"] == "dp-sgd")
 
 
-@plant(2200, lambda case: _dp_sgd(case) and case.table["privacy"]["trust"] == "local", near=202)
+@plant(2200, lambda case: _dp_sgd(case) and case.table["privacy"]["trust"] == "local", near=457)
 def a_fifth_less_noise_on_secret_batches() -> Any:
     """Accounted with noise that nobody draws, behind coins that stay secret."""
     return _claimed(SecretStepsNoise, noise=1.25)
@@ -160,7 +160,7 @@ def a_fifth_less_noise_in_shares_of_secret_batches() -> Any:
     return _claimed(SecretBatchNoise, noise=1.25)
 
 
-@plant(300, lambda case: "batches" in case.table["training"])
+@plant(300, lambda case: "batches" in case.table["training"], near=93)
 def secret_steps_that_are_not_counted() -> Any:
     """Every local step has a batch of its own, and one of them is accounted."""
     return _claimed(SecretStepsNoise, noise=1.0, steps=1)

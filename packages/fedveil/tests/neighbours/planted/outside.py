@@ -22,7 +22,7 @@ from .noise import local_rule
 from .registry import plant, scheduled
 
 
-@plant(600, scheduled)
+@plant(600, scheduled, near=96)
 @contextmanager
 def a_killed_round_is_run_again() -> Iterator[None]:
     """After a crash the schedule goes back to the cohort whose round was not stored."""

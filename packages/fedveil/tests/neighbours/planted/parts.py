@@ -41,7 +41,7 @@ def a_callback_that_raises_ends_the_run() -> Any:
     return patch.object(Audience, "round", round_told)
 
 
-@plant(600, lambda case: case.loss == "fragile", near=2200)
+@plant(600, lambda case: case.loss == "fragile", near=2565)
 def a_loss_that_raises_ends_the_run() -> Any:
     """Whose record it was that made it raise, everybody knows."""
     return patch.object(contained, "__exit__", lambda self, *error: False)
