@@ -21,13 +21,13 @@ sbom: .venv/all
 	.venv/sbom/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
 	.venv/sbom/bin/cyclonedx-py environment .venv --output-reproducible --output-file sbom.json
 
-# Two workers of one thread each: two threads each would fight over two cores. Compiled modules are
-# kept, whatever the environment says: tests start dozens of processes.
+# For two cores: workers of one thread each, and a third because many tests wait for processes that
+# they started. Compiled modules are kept, whatever the environment says.
 test: .venv/tested
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
 
 test-slow: .venv/tested
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m slow
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -m slow
 
 # The documentation site, in site/: open site/index.html. Warnings are errors.
 docs: .venv/documented
