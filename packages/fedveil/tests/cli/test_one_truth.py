@@ -110,11 +110,18 @@ def test_a_table_is_certified_after_its_schema_is_confirmed(
     assert not result["guarantee"]["certified"]
     draft, command = result["certify"].splitlines()
     assert fedveil(*shlex.split(draft, comments=True)[1:]).code == 0
+    result = fedveil(*shlex.split(command)[1:], "--output", "guessed", "--json").document
+    advice, same = result["certify"].splitlines()
+    assert "visits.toml" in advice
+    assert advice.startswith("#")
+    assert same == command
     schema = tmp_path / "visits.toml"
     lines = [line for line in schema.read_text().splitlines() if not line.startswith("guess")]
     schema.write_text("\n".join(lines) + "\n")
     result = fedveil(*shlex.split(command)[1:], "--output", "b", "--json").document
     assert result["guarantee"]["certified"], result["guarantee"]["reason"]
+    again = fedveil("run", *table, "--output", "c", "--json").document["certify"].splitlines()
+    assert fedveil(*shlex.split(again[0], comments=True)[1:]).code == 0  # beside the first
 
 
 def test_an_uncertified_epsilon_is_never_just_epsilon(fedveil: Shell, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from fedveil.core.display import amount
+
 if TYPE_CHECKING:
     import argparse
 
@@ -127,7 +129,8 @@ def searching(what: str, *, quiet: bool = False) -> Iterator[Callable[[SearchPro
 
     def text(state: SearchProgress) -> str:
         share = min(1.0, state.share)
-        return f"{what}: {state.stage}, {state.trials} runs, {share:.0%}, best {state.error:.4g}"
+        runs = amount(state.trials, "run")
+        return f"{what}: {state.stage}, {runs}, {share:.0%}, best {state.error:.4g}"
 
     def now_and_then(state: SearchProgress) -> None:
         nonlocal said

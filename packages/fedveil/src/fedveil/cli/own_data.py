@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import shlex
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
+from fedveil.core.display import amount
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 
 if TYPE_CHECKING:
@@ -131,9 +133,10 @@ def say(choice: Chosen | None, *, quiet: bool = False) -> None:
     if choice is None:
         return
     federation = choice.federation
-    seen = f"{choice.clients:,} clients, {math.prod(federation.input_shape):,} inputs"
+    inputs = amount(math.prod(federation.input_shape), "input")
+    seen = f"{amount(choice.clients, 'client')}, {inputs}"
     if federation.encoder is not None:
-        seen += f" from {len(federation.encoder.columns)} columns"
+        seen += f" from {amount(len(federation.encoder.columns), 'column')}"
     notes = () if quiet else (f"{seen}.", *choice.notes)
     console.note(notes, [choice.warning] if choice.warning else [])
 
@@ -179,8 +182,11 @@ def certifying_command(
     words += _options(args, _REPEATED)
     if "seed" in needed and args.recipe is not None:
         words += ["--seed", "none"]  # the recipe may have one
+    if args.schema is not None and "of the schema are guesses" in reason:
+        first = f"# first replace the guesses in {args.schema}, and delete their marks"
+        return f"{first}\n{shlex.join([*words, *_options(args, ('schema',))])}"
     if table is not None and "schema" in needed:  # it also declares the label
-        schema = f"{Path(table).stem}.toml"
+        schema = _unused(Path(table).stem, ".toml")
         draft = ["fedveil", "data", "schema", table, *_options(args, _TABLE), "--output", schema]
         first = f"{shlex.join(draft)}  # then check its guesses"
         return f"{first}\n{shlex.join([*words, '--schema', schema])}"
@@ -190,6 +196,13 @@ def certifying_command(
     if "task" in needed:
         words += ["--set", f"data.task={'classification' if class_names else 'regression'}"]
     return shlex.join(words)
+
+
+def _unused(name: str, suffix: str) -> str:
+    """Return a file's name, with a number if there is one of that name already."""
+    numbers = (f"-{number}" for number in itertools.count(2))
+    names = (f"{name}{number}{suffix}" for number in itertools.chain([""], numbers))
+    return next(one for one in names if not Path(one).exists())
 
 
 def _options(args: argparse.Namespace, names: Sequence[str]) -> list[str]:

@@ -39,3 +39,8 @@ def _short(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def amount(number: int, what: str) -> str:
+    """Return a number and what it counts, in the singular where it is one."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

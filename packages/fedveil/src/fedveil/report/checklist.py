@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedveil.core.display import amount
 from fedveil.core.units import Arithmetic
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.rounding import at_most
@@ -60,10 +61,6 @@ def checklists(
     }
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def _known(guarantee: Guarantee) -> dict[str, str]:
     """Return what a guarantee says about the items."""
     size = f"epsilon {at_most(guarantee.epsilon)}, delta {at_most(guarantee.delta)}"
@@ -74,10 +71,10 @@ def _known(guarantee: Guarantee) -> dict[str, str]:
     return {
         "DP setting": f"{guarantee.trust} differential privacy",
         "Data accesses covered": f"{tuned} the choice of its settings",
-        "Final output of the mechanism": f"{_counted(guarantee.rounds, 'noisy result')}, every "
+        "Final output of the mechanism": f"{amount(guarantee.rounds, 'noisy result')}, every "
         "model on the way among them",
         "Unit of privacy and bound on its contribution": f"one {guarantee.unit}; "
-        f"what it contributes is bounded, to {_counted(guarantee.participations, 'release')}",
+        f"what it contributes is bounded, to {amount(guarantee.participations, 'release')}",
         "Adjacency definition": str(guarantee.adjacency),
         "Type of accounting": f"{guarantee.accountant}: {guarantee.theorem}",
         "Accounting assumptions, and whether they hold": f"{len(guarantee.rests_on)} "

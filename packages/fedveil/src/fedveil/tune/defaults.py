@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedveil.core.display import amount
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.units import Trust, Unit
 from fedveil.data.declared import CLASS_NAMES
@@ -282,7 +283,8 @@ def _with_unit(
     named = recipe.data.person_column is not None
     whom = "persons with all their rows are" if named else "single rows are"
     said = (
-        f"{clients} clients are too few to hide what one of them brings, so {whom} protected, not "
+        f"{amount(clients, 'client')} {'is' if clients == 1 else 'are'} too few to hide what one "
+        f"of them brings, so {whom} protected, not "
         "whole clients; --unit client insists."
     )
     training = replace(recipe.training, method="dp-sgd")
@@ -442,7 +444,7 @@ def _sentence(chosen: Recipe, runs: int, *, by_record: bool) -> str:
     local = f"{training.local_epochs} local epochs"
     if training.local_steps is not None:
         steps = training.local_steps
-        local = "1 local step" if steps == 1 else f"{steps} local steps"
+        local = amount(steps, "local step")
     whose = "each client's update"
     if by_record:
         person = chosen.privacy.unit == Unit.PERSON
