@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -19,11 +20,12 @@ from tests.deploy.hospitals import SITES, Hospitals, forget_rows, hospitals
 
 from fedveil.core.errors import ConfigError
 from fedveil_federation.cli.federation import _budget
-from fedveil_federation.deploy import certificates, hub
+from fedveil_federation.deploy import certificates, hub, reading
 from fedveil_federation.deploy.certificates import Pair
 from fedveil_federation.deploy.envelope import Message, claimed, seal
 from fedveil_federation.deploy.hub_service import _site_status
 from fedveil_federation.deploy.logs import _Line
+from fedveil_federation.deploy.reading import read_apart
 from fedveil_federation.deploy.state_dirs import Bundle, SiteHome, keep_pair
 
 
@@ -74,8 +76,8 @@ def _check_logs(made: Hospitals, lines: list[str]) -> None:
         assert not any(secret in line for line in lines)
 
 
-def test_a_site_that_waits_does_without_torch(made: Hospitals) -> None:
-    """Which takes more memory than all the rest of it."""
+def test_a_site_that_waits_does_without_large_libraries(made: Hospitals) -> None:
+    """Torch, scipy and pyarrow take more memory than all the rest of it."""
     made.meet()
     made.end("north")
     words = (
@@ -85,13 +87,35 @@ def test_a_site_that_waits_does_without_torch(made: Hospitals) -> None:
         "from fedveil_federation.deploy.site_service import *;"
         "from fedveil_federation.deploy.sockets import SocketCourier;"
         "from fedveil_federation.cli import site;"
-        "found = SiteService(SiteHome(Path(sys.argv[1])));"
-        "print(type(found._responder).__name__, 'torch' in sys.modules)"
+        "from fedveil_federation.deploy.reading import read_apart;"
+        "found = SiteService(SiteHome(Path(sys.argv[1])), read=read_apart);"
+        "large = {'torch', 'scipy', 'pyarrow', 'pandas'} & set(sys.modules);"
+        "print(type(found._responder).__name__, *large)"
     )
     said = subprocess.run(
         [sys.executable, "-c", words, made.homes["north"].path], capture_output=True, text=True
     )
-    assert said.stdout.split() == ["Guard", "False"], said.stderr
+    assert said.stdout.split() == ["Guard"], said.stderr
+
+
+def test_rows_read_by_a_process_of_their_own_are_the_same(made: Hospitals) -> None:
+    home = made.homes["north"]
+    found, expected = read_apart(home), home.rows()
+    assert np.array_equal(found.train.inputs, expected.train.inputs)
+    assert np.array_equal(found.train.targets, expected.train.targets)
+    assert (found.features, found.encoder) == (expected.features, expected.encoder)
+
+
+def test_rows_that_cannot_be_read_in_a_process_are_refused_with_the_reason(
+    made: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = made.homes["north"]
+    home.data.write_text("age,ward\n1,a\n")
+    with pytest.raises(ConfigError, match="ill"):
+        read_apart(home)
+    monkeypatch.setattr(reading, "_PROGRAM", ["-c", "raise SystemExit(9)"])
+    with pytest.raises(ConfigError, match="ended before it was done"):
+        read_apart(home)
 
 
 def full(*args: object, **settings: object) -> None:

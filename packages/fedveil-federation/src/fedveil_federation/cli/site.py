@@ -171,6 +171,7 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
     console.prepare_training()
     from fedveil_federation.deploy import courier_process
     from fedveil_federation.deploy.logs import log_to_stderr
+    from fedveil_federation.deploy.reading import read_apart
     from fedveil_federation.deploy.site_service import SiteService
     from fedveil_federation.deploy.sockets import SocketCourier
 
@@ -181,7 +182,7 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
         if args.courier is not None or home.courier_is_separate:
             courier_process.separate_courier(home, args.courier or home.courier)
         process = courier_process.CourierProcess(home)
-        service = SiteService(home, metrics=args.metrics)
+        service = SiteService(home, metrics=args.metrics, read=read_apart)
         courier_process.write_kit(home)
         courier = SocketCourier(
             home.socket, home.courier, separate=home.courier_is_separate, most=home.longest_request

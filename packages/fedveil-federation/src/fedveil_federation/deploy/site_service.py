@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.randomness import Randomness
+from fedveil.data.federation import Federation
 from fedveil_federation.deploy import certificates, delivery
 from fedveil_federation.deploy.agreement import Members
 from fedveil_federation.deploy.approvals import Approvals
@@ -30,12 +32,17 @@ class SiteService:
         home: the site's directory.
         randomness: for tests alone.
         metrics: a directory for counters that node_exporter can read.
+        read: reads the owner's rows.
     """
 
     def __init__(
-        self, home: SiteHome, randomness: Randomness | None = None, metrics: Path | None = None
+        self,
+        home: SiteHome,
+        randomness: Randomness | None = None,
+        metrics: Path | None = None,
+        read: Callable[[SiteHome], Federation] = SiteHome.rows,
     ) -> None:
-        self.home, self._randomness = home, randomness
+        self.home, self._randomness, self._read = home, randomness, read
         self._lock, self._written, self._accounted = threading.Lock(), 0.0, -math.inf
         shown = [] if metrics is None else [metrics / f"fedveil_site_{home.site}.prom"]
         self._counters = (home.path / "metrics.prom", *shown)
@@ -121,7 +128,7 @@ class SiteService:
     def _guard(self, members: Members) -> Guard:
         home = self.home
         self._check(members)
-        data = home.rows()
+        data = self._read(home)
         return Guard(
             home.site,
             members,

@@ -1,12 +1,14 @@
-"""Public names that are imported when first used, without the garbage collector, which would look
-through new modules again and again."""
+"""Names and modules that are imported when first used, without the garbage collector, which would
+look through new modules again and again."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -22,6 +24,20 @@ def uncollected() -> Iterator[None]:
                 gc.freeze()  # out of the young generations without looking at anything,
                 gc.unfreeze()  # and into the oldest
             gc.enable()
+
+
+class Deferred:
+    """A module that is imported when one of its names is first used.
+
+    Args:
+        name: of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
 
 
 def homes_of(package: str) -> dict[str, str]:

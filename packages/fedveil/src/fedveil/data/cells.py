@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from fedveil.data.arrow import pa, pc
 
 BETWEEN = "\x1f"  # the entries of a list that is read as one cell: people do not write it
 NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
 from fedveil.data import cells
+from fedveil.data.arrow import pa, pc
 from fedveil.data.bins import cuts_at_quantiles
 from fedveil.data.encoder import as_text, kind_of, numbers_of, parts_of
 from fedveil.data.federation import Task

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
 from fedveil.data import cells
+from fedveil.data.arrow import pa, pc
 from fedveil.data.examples import Scaling, Task
 from fedveil.data.schema import Column, Kind, entry_of, parse_schema
 

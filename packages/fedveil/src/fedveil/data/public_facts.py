@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import pyarrow.compute as pc
-
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Unit
+from fedveil.data.arrow import pc
 from fedveil.data.encoder import unreadable
 from fedveil.data.folder import FILE, files_of, is_many
 from fedveil.data.rows import client_names, column_names, read_table

@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import csv
 
 from fedveil.core.errors import ConfigError
 from fedveil.data import cells
+from fedveil.data.arrow import csv, pa, pc
 from fedveil.data.folder import FILE, files_of, is_many
 
 _ABSENT = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
-_MISSING = pa.array((*_ABSENT, "k.A.", "k. A."))  # the last: keine Angabe
+_MISSING = (*_ABSENT, "k.A.", "k. A.")  # the last: keine Angabe
 _DELIMITERS = ",;\t|"
 WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
 _POINT_ZERO = r"^(0|-?[1-9]\d{0,17})\.0+$"  # the same as a spreadsheet may write it
@@ -517,7 +515,7 @@ def _tidied(column: Any) -> Any:
             column = column.cast(kind)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         text = pc.utf8_trim_whitespace(_utf8_cells(column.cast(pa.string())))
-        return pc.if_else(pc.is_in(text, _MISSING), None, text)
+        return pc.if_else(pc.is_in(text, pa.array(_MISSING)), None, text)
     if pa.types.is_decimal(kind) or pa.types.is_floating(kind):
         column = column.cast(pa.float64())
         return pc.if_else(pc.is_nan(column), None, column)

@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from fedveil.core.arrays import Ints
 from fedveil.data import cells
+from fedveil.data.arrow import pa, pc
 from fedveil.data.bins import cuts_at_quantiles
 from fedveil.data.encoder import as_text, bucket_codes, numbers_of, parts_of
 from fedveil.data.schema import Column, Kind

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
+from fedveil.data.arrow import pa, pc
 from fedveil.data.assignment import Owners
 from fedveil.data.bins import with_cuts
 from fedveil.data.declared import CLASS_NAMES, TASK
