@@ -5,6 +5,8 @@
     echo        couriers side by side: legs of 100 B, 4 MB and 100 MB to three sites, recovery
                 after a kill, memory (--engine for one of them alone)
     memory      of a site's processes, idle and after a run
+    ready       seconds until a hub hears all its sites (--sites 3 24)
+    recovery    seconds from the restart of a killed party to the next released round
     secaggplus  the same job as Flower's legacy workflow of SecAgg+, with its own processes
 
 All guards live in this process, so on a few cores their training is one after the other. A round's
@@ -69,6 +71,7 @@ POLICY = {
     "cohort": {"minimum": 2},
 }
 EXAMPLES = 100  # of each site
+PROCESSES = ("memory", "ready", "recovery")  # measured with the processes that commands start
 
 
 class Timed(Courier):
@@ -205,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["rounds", "echo", "memory", "secaggplus"])
+    parser.add_argument("what", choices=["rounds", "echo", *PROCESSES, "secaggplus"])
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 10, 50])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=6)
@@ -218,10 +221,10 @@ def main() -> None:
         from benchmarks import deploy_echo
 
         deploy_echo.run(ENGINES if args.engine == "memory" else [args.engine])
-    elif args.what == "memory":
-        from benchmarks import deploy_memory
+    elif args.what in PROCESSES:
+        from benchmarks import deploy_processes
 
-        deploy_memory.run()
+        deploy_processes.run(args.what, args.sites)
     else:
         from benchmarks import deploy_secaggplus
 

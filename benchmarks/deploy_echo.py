@@ -1,5 +1,8 @@
 """Couriers side by side: legs to three sites and back, recovery after a kill, and memory.
 
+A table has a column for each courier. Seconds are least / median; processor seconds are those of a
+leg in all processes, which a busy machine changes little.
+
 A leg goes from the hub's process through a Unix socket to its courier, over mutual TLS to the
 sites' couriers, through their sockets to guards in this process, and back. It is signed and
 checked, as a round's legs are.
@@ -7,7 +10,6 @@ checked, as a round's legs are.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
@@ -18,7 +20,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.deploy_engines import Homes, engines, memory_of
+from benchmarks.deploy_engines import Homes, engines, memory_of, processor_of, show_table
 from fedveil_federation.deploy.agreement import Members
 from fedveil_federation.deploy.envelope import Message, seal, unseal
 from fedveil_federation.deploy.hub import Sites
@@ -51,17 +53,24 @@ def _recovery(courier: Homes, sites: Sites, name: str) -> float:
     return time.perf_counter() - began
 
 
+def _used(courier: Homes) -> float:
+    """Return the processor seconds of this process and all couriers."""
+    return time.process_time() + sum(processor_of(one.pid) for one in courier.processes.values())
+
+
 def run(kinds: Sequence[str]) -> None:
-    """Print one line for each courier and figure.
+    """Print a table with a column for each courier.
 
     Args:
         kinds: couriers to measure, of `agreement.ENGINES`.
     """
-    for kind in kinds:
-        _measure(kind)
+    measured = [_measure(kind) for kind in kinds]
+    rows = [[name, *(column[name] for column in measured)] for name in measured[0]]
+    show_table([f"load {os.getloadavg()[0]:.0f}", *kinds], rows)
 
 
-def _measure(kind: str) -> None:
+def _measure(kind: str) -> dict[str, str]:
+    """Return one courier's figures by what they are."""
     hub_key = Ed25519PrivateKey.generate()
     hub = hub_key.public_key().public_bytes_raw()
     keys = {site: Ed25519PrivateKey.generate() for site in SITES}
@@ -71,29 +80,34 @@ def _measure(kind: str) -> None:
     def guard(site: str) -> Callable[[bytes], bytes]:
         return lambda frame: seal(Message({}, unseal(frame, [hub]).parts), keys[site], frame)
 
-    def say(**shown: object) -> None:
-        print(json.dumps({"courier": kind, **shown}), flush=True)
-
-    began = time.perf_counter()
+    shown: dict[str, str] = {}
     with (
         tempfile.TemporaryDirectory(prefix="fedveil-") as made,
         engines(Path(made), SITES, kind) as courier,
     ):
-        say(seconds_to_start=round(time.perf_counter() - began, 1), load=os.getloadavg()[0])
         for site in SITES:
             courier.attach(site, guard(site))
         sites = Sites(members, hub_key, courier)
+        held: dict[str, list[int]] = {"a site's courier": [], "the hub's courier": []}
 
-        def memory() -> dict[str, int]:
-            return {name: memory_of(one.pid) for name, one in courier.processes.items()}
+        def look() -> None:
+            for name, party in (("a site's courier", "a"), ("the hub's courier", "hub")):
+                held[name].append(memory_of(courier.processes[party].pid).resident)
 
         _leg(sites, 100)
-        say(idle_megabytes=memory())
+        look()
         for size, legs in LEGS.items():
             _leg(sites, size)  # makes connections
+            before = _used(courier)
             seconds = [_leg(sites, size) for _ in range(legs)]
-            least, median = round(min(seconds), 4), round(statistics.median(seconds), 4)
-            say(bytes=size, least=least, median=median, megabytes=memory())
-        for name in ("a", "hub"):
-            seconds = [_recovery(courier, sites, name) for _ in range(3)]
-            say(killed=name, seconds=[round(one, 2) for one in seconds])
+            used = (_used(courier) - before) / legs
+            least, median = min(seconds), statistics.median(seconds)
+            shown[f"{size:,} B, s"] = f"{least:.3f} / {median:.3f}"
+            shown[f"{size:,} B, CPU s"] = f"{used:.3f}"
+            look()
+        for name, megabytes in held.items():
+            shown[f"{name}, MB idle / after each size"] = " / ".join(map(str, megabytes))
+        for name, killed in (("a site's courier", "a"), ("the hub's courier", "hub")):
+            seconds = sorted(_recovery(courier, sites, killed) for _ in range(3))
+            shown[f"{name} killed, s"] = " / ".join(f"{one:.1f}" for one in seconds)
+    return shown

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -93,7 +95,7 @@ def engines(
         courier.processes = dict(zip(("hub", *names), processes, strict=True))
         yield courier
     finally:
-        courier.memory = [memory_of(process.pid) for process in processes]
+        courier.memory = [memory_of(process.pid).resident for process in processes]
         courier.close()
         for process in processes:
             process.stop()
@@ -106,13 +108,40 @@ def _all_there(courier: Homes, names: list[str]) -> bool:
         return False
 
 
-def memory_of(pid: int | None) -> int:
-    """Resident megabytes of a process; 0 if it has ended."""
+@dataclass(frozen=True)
+class Memory:
+    """Megabytes of a process: all that is resident, with shared pages divided among those who share
+    them, and without what is shared at all."""
+
+    resident: int
+    proportional: int
+    private: int
+
+
+def memory_of(pid: int | None) -> Memory:
+    """Return what a process holds; nothing if it has ended."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        words = Path(f"/proc/{pid}/smaps_rollup").read_text().split()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS")), 0)
+        return Memory(0, 0, 0)
+    found = {name: int(words[words.index(f"{name}:") + 1]) // 1024 for name in ("Rss", "Pss")}
+    private = sum(int(words[words.index(f"Private_{one}:") + 1]) for one in ("Clean", "Dirty"))
+    return Memory(found["Rss"], found["Pss"], private // 1024)
+
+
+def processor_of(pid: int | None) -> float:
+    """Return the seconds that a process, and those it started that have ended, have computed."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table as the documentation shows it."""
+    for row in (header, ["---"] * len(header), *rows):
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
 
 
 class MemoryCourier(Courier):

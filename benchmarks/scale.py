@@ -105,7 +105,7 @@ def _one_mailbox(folder: Path, names: tuple[str, ...], frame: bytes) -> list[str
     links = []
     try:
         _until(lambda: courier.sites() == ())
-        before = memory_of(process.pid)
+        before = memory_of(process.pid).resident
         for name in names:
             place = folder / name
             place.mkdir()
@@ -117,14 +117,14 @@ def _one_mailbox(folder: Path, names: tuple[str, ...], frame: bytes) -> list[str
             links.append(SiteLink(replace(settings, name=name), place, lambda asked: asked))
             links[-1].start()
         _until(lambda: len(courier.sites()) == len(names))
-        connected = memory_of(process.pid)
+        connected = memory_of(process.pid).resident
         spent, began = _cpu(process.pid), time.monotonic()
         answers = courier.ask(dict.fromkeys(names, frame), 600.0)
         seconds = time.monotonic() - began
         if any(answer != frame for answer in answers.values()):
             raise SystemExit("not every site has answered")
         spent = _cpu(process.pid) - spent
-        after = memory_of(process.pid)
+        after = memory_of(process.pid).resident
     finally:
         for link in links:
             link.stop()

@@ -38,13 +38,13 @@ def connected(path: Path) -> socket.socket:
 
 def test_a_courier_cannot_make_the_guard_reserve_memory(guard: Path) -> None:
     """Eight bytes announce a gigabyte, and nothing follows."""
-    before = memory_of(os.getpid())
+    before = memory_of(os.getpid()).resident
     crowd = [connected(guard) for _ in range(20)]
     for one in crowd:
         with suppress(OSError):
             one.sendall((2**30).to_bytes(6, "little") + bytes(2))
             assert one.recv(1) == b""  # refused
-    assert memory_of(os.getpid()) < before + 200
+    assert memory_of(os.getpid()).resident < before + 200
     for one in crowd:
         one.close()
 

@@ -1,7 +1,7 @@
 """Read an owner's rows in a process that ends when they are read.
 
-Reading a table takes pyarrow, and pandas where it is installed: 80 MB that a guard would keep for as
-long as it runs. The process gets a schema and a path on its standard input, and writes the rows to
+Reading a table takes pyarrow, and pandas where it is installed: 80 MB that a guard would keep for
+as long as it runs. The process gets a schema and a path on its standard input, and writes the rows to
 its standard output. It runs under the owner's account, as the guard does.
 """
 
@@ -32,7 +32,8 @@ def read_apart(home: SiteHome) -> Federation:
         ConfigError: the rows do not fit the schema, or the process that reads them was ended.
     """
     asked = home.agreement.schema, home.data, home.agreement.holdout, home.person_column
-    with subprocess.Popen([sys.executable, *_PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reading:
+    command, pipe = [sys.executable, *_PROGRAM], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as reading:
         if reading.stdin is None or reading.stdout is None:
             raise ConfigError(f"data {home.data}: no pipe to the process that reads it")
         try:
