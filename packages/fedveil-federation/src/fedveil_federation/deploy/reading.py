@@ -1,8 +1,8 @@
 """Read an owner's rows in a process that ends when they are read.
 
 Reading a table takes pyarrow, and pandas where it is installed: 80 MB that a guard would keep for
-as long as it runs. The process gets a schema and a path on its standard input, and writes the rows to
-its standard output. It runs under the owner's account, as the guard does.
+as long as it runs. The process gets a schema and a path on its standard input, and writes the rows
+to its standard output. It runs under the owner's account, as the guard does.
 """
 
 from __future__ import annotations
