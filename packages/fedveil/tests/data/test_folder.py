@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from tests.shell import Shell
 
 import fedveil as fv
 from fedveil.cli import main
@@ -125,3 +127,24 @@ def test_the_commands_take_folders(
     assert "a table, not a recipe" in capsys.readouterr().err
     assert main(["run", "--label", "ill", "--data", *files]) == 2
     assert "a folder, or 'DIR/*.csv' in quotes" in capsys.readouterr().err
+
+
+def test_a_table_without_a_client_column_is_one_owners(
+    fedveil: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its name holds wildcards. A column called as the file's own name is refused."""
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{row % 7},{row % 3},{row % 2}\n" for row in range(400))
+    file = tmp_path / "rows[1].csv"
+    file.write_text("a,b,y\n" + rows)
+    asked = ("run", "--data", file.name, "--label", "y", "--classes", "0,1", "--quiet", "--json")
+    result = fedveil(*asked, "--output", "run").document
+    assert result["guarantee"]["unit"] == "record"
+    data = tomllib.loads(Path("run/recipe.toml").read_text())["data"]
+    assert (data["file"], data["client_column"]) == (str(file), "file")
+    assert fedveil("evaluate", "run", file.name).code == 0
+    file.write_text("file,b,y\n" + rows)
+    assert "'file'" in fedveil(*asked, "--output", "again").err
+    assert not Path("again").exists()
+    missing = fedveil("run", "--data", "rose.csv", "--label", "y")
+    assert "no such file" in missing.err

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.cli import console
 from fedveil.core.display import amount
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.data.folder import FILE, is_many
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,16 +79,12 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the recipe keys that these options set."""
     values = {key: getattr(args, name) for key, name in _OPTION_OF.items()}
     named = ("data.client_column", "data.partition")
-    if args.client_column is None and not any(one.lstrip().startswith(named) for one in args.set):
-        values["data.file"] = only_file(args.data)
+    elsewhere = any(one.lstrip().startswith(named) for one in args.set)
+    if args.data and args.client_column is None and not elsewhere and not is_many(Path(args.data)):
+        values["data.client_column"] = FILE  # all is one owner's
     if args.class_weights is not None:
         values["training.class_weights"] = _weights(args.class_weights)
     return {key: value for key, value in values.items() if value is not None}
-
-
-def only_file(path: str | None) -> str | None:
-    """Return a pattern that means one file: where no column names clients, all is one owner's."""
-    return f"{path[:-1]}[{path[-1]}]" if path and Path(path).is_file() else path
 
 
 def keys_set(args: argparse.Namespace) -> set[str]:

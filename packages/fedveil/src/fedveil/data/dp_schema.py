@@ -130,19 +130,33 @@ class Bought:
             "unit": str(self.unit),
             "trust": str(self.trust),
             "entropy": str(self.entropy),
-            "releases": [release.to_dict() for release in self.releases],
+            "releases": [_exchanged(one.to_dict(), None, _UNSET) for one in self.releases],
             **noted,
         }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Bought:
         try:
-            releases = tuple(Release.from_dict(release) for release in document["releases"])
+            said = (_exchanged(one, _UNSET, None) for one in document["releases"])
+            releases = tuple(Release.from_dict(release) for release in said)
             unit, trust = Unit(document["unit"]), Trust(document["trust"])
             client = document.get("client_column")
             return cls(unit, trust, Entropy(document["entropy"]), releases, client)
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"bought statistics: damaged description ({error})") from None
+
+
+_UNSET = "none"  # as recipes write it: TOML has no word for it
+
+
+def _exchanged(facts: Mapping[str, Any], this: object, other: object) -> dict[str, Any]:
+    """Replace one value by another, also within."""
+    return {
+        name: _exchanged(one, this, other)
+        if isinstance(one, Mapping)
+        else (other if one == this else one)
+        for name, one in facts.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from fedveil.core.errors import ConfigError
@@ -21,8 +20,11 @@ def files_of(path: Path) -> dict[str, Path]:
     """The files that a folder or a pattern means, sorted, by the names of their clients.
 
     A name is the file's path behind the folder, or behind the pattern's part without wildcards, and
-    without its suffix: it follows from the file alone, whatever other files there are.
+    without its suffix: it follows from the file alone, whatever other files there are. A path may
+    also mean a single file, which is everything that its only owner has.
     """
+    if not is_many(path):
+        return {_name(Path(path.name)): path}
     base, pattern = (path, "*") if path.is_dir() else _split(path)
     found = [one for one in sorted(base.glob(pattern)) if one.is_file() and one.name[0] != "."]
     if pattern == "*":  # what else is in a folder is left alone
@@ -83,9 +85,6 @@ def _identity(file: Path) -> tuple[int, int]:
 
 def title(path: Path) -> str:
     """What to call the data in a file, a folder, or the files that fit a pattern."""
-    one = re.sub(r"\[(.)\]$", r"\1", path.name)  # a pattern that means one file
-    if one != path.name:
-        return one
     return (_split(path)[0] if is_many(path) and not path.is_dir() else path).absolute().name
 
 

@@ -17,7 +17,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.units import Unit
 from fedveil.data.arrow import pc
 from fedveil.data.encoder import unreadable
-from fedveil.data.folder import FILE, files_of, is_many
+from fedveil.data.folder import FILE, files_of
 from fedveil.data.rows import client_names, column_names, read_table
 
 
@@ -60,7 +60,7 @@ def public_facts(path: Path, client_column: str | None) -> PublicFacts:
         The public facts.
     """
     columns = tuple(column_names(path))
-    if is_many(path) and client_column == FILE:
+    if client_column == FILE:
         rows = partial(read_table, path, [FILE], client=FILE)
         return PublicFacts(columns, len(files_of(path)), lambda: int(rows().num_rows))
     if client_column is None:

@@ -102,7 +102,7 @@ def pieces(
     rows, where = 0, path_of(source)
     if not isinstance(source, str | Path):
         found = _frame_pieces(where, frame_of(source, by_cell=True), wanted, what)
-    elif is_many(where):
+    elif is_many(where) or client == FILE:
         found = _folder_pieces(where, wanted, what, client, strict)
     else:
         found = _file_pieces(_opened(where), wanted, what, client, strict)
@@ -322,12 +322,12 @@ def _folder_pieces(
         if named and FILE in file.names:
             raise ConfigError(
                 f"{one}: has a column {FILE!r}, as the file's own name is called; rename it, or "
-                "say which column names the client"
+                "name another column that says whose row it is"
             )
         for piece in _file_pieces(file, wanted or first.names[:1], what, client, strict):
             rows += piece.num_rows
             yield _with_name(piece, name) if named else piece
-        if named and not rows:
+        if named and not rows and is_many(path):
             yield _with_name(_no_values(first, wanted), name)
     for name in files_of(path) if named else ():
         if name not in files:

@@ -224,7 +224,7 @@ def from_table(
     labels = _labels(path, label, names)
     named = {"clients": client_column, "persons": person_column, "epsilons": epsilon_column}
     for what, name in named.items():
-        if name is not None and not (name == FILE and is_many(path)):
+        if name is not None and not (name == FILE and isinstance(source, Path)):
             need_columns(path, names, [name], f"the {what}")
     if isinstance(schema, str | Path):
         schema = read_schema(Path(schema))

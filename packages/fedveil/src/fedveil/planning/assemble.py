@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -121,7 +120,7 @@ def federation_of(data: DataSection, offer: Offer | None = None, rows: Any = Non
         schema={"columns": data.columns} if data.columns else data.schema,
         classes=data.classes,
         offer=offer,
-        bought=None if data.bought is None else Bought.from_dict(json.loads(data.bought)),
+        bought=Bought.from_dict(data.bought) if data.bought else None,
         bins=data.bins,
         text_columns=data.text_columns,
         text_encoder=data.text_encoder,

@@ -8,7 +8,6 @@ rows are like.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -216,7 +215,7 @@ def _with_statistics(
     columns = dict(document["columns"])
     if not {CLASS_NAMES, STANDARDISED} & set(federation.unprotected):
         columns |= dict.fromkeys(federation.encoder.labels, document["target"])
-    data = replace(data, columns=columns, bought=json.dumps(federation.bought.to_dict()))
+    data = replace(data, columns=columns, bought=federation.bought.to_dict())
     return replace(recipe, data=data), federation, ()
 
 

@@ -27,7 +27,7 @@ class DataSection:
     statistics: str | None = None  # without a schema: bought, or data (then nothing is certified)
     classes: tuple[str, ...] = ()  # of the label, where they are public
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a schema, in place
-    bought: str | None = None  # what `columns` cost, as JSON; written by a run for its resumption
+    bought: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what `columns` have cost
     bins: int | None = None  # numbers of a table are cut into about so many bins; None: they stay
     text_columns: tuple[str, ...] = ()  # free text of a table, a vector each by a public encoder
     text_encoder: str | None = None  # transformers:FOLDER, FILE.py:function, ...; None: MiniLM
