@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.settings import TUNED
 from tests.shell import Shell
@@ -122,6 +123,20 @@ def test_a_table_is_certified_after_its_schema_is_confirmed(
     assert result["guarantee"]["certified"], result["guarantee"]["reason"]
     again = fedveil("run", *table, "--output", "c", "--json").document["certify"].splitlines()
     assert fedveil(*shlex.split(again[0], comments=True)[1:]).code == 0  # beside the first
+
+
+def test_a_plan_names_the_run_that_buys_what_the_plan_took(
+    fedveil: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    rows = (f"{number:.3f},{number > draw.normal()}\n" for number in draw.normal(size=2000))
+    Path("t.csv").write_text("x,y\n" + "".join(rows))
+    asked = ("--data", "t.csv", "--label", "y")
+    command = fedveil("plan", *asked, "--json").document["certify"]
+    assert shlex.split(command) == ["fedveil", "run", *asked]
+    done = fedveil("run", *asked, "--output", "run", "--json").document
+    assert done["guarantee"]["certified"]
 
 
 def test_an_uncertified_epsilon_is_never_just_epsilon(fedveil: Shell, tmp_path: Path) -> None:

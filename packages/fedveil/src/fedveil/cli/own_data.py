@@ -152,7 +152,12 @@ _REPEATED = ("data", *_TABLE, "test", "class_weights", "unit", "classes", "epsil
 
 
 def certifying_command(
-    args: argparse.Namespace, reason: str, class_names: Sequence[str] = (), table: str | None = None
+    args: argparse.Namespace,
+    reason: str,
+    class_names: Sequence[str] = (),
+    table: str | None = None,
+    *,
+    buys: bool = False,
 ) -> str | None:
     """Return the command that repeats a run and would be certified.
 
@@ -161,6 +166,7 @@ def certifying_command(
         reason: why the run is not certified, as the guarantee says it.
         class_names: the classes of the run; whoever runs the command declares them public.
         table: the file of the run's table, if it trains on one.
+        buys: whether a run buys what a plan took from the rows.
 
     Returns:
         A command line, after a line on the schema to write if one is needed; None if no declared
@@ -170,6 +176,8 @@ def certifying_command(
     for part in reason.lower().split("; "):
         found = (name for name, said in _REMEDIES.items() if any(one in part for one in said))
         needed.add(next(found, None))
+    if buys:
+        needed -= {"schema", "classes", "task"}
     if None in needed or ("schema" in needed and table is None):
         return None
     words = ["fedveil", "run", *([] if args.recipe is None else [str(args.recipe)])]

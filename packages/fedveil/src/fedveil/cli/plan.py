@@ -138,7 +138,8 @@ def _plan_table(args: argparse.Namespace) -> int:
     columns, certify = columns_of(choice.recipe.data, choice.federation), None
     if guarantee is not None and not guarantee.certified:
         names, file = choice.federation.class_names, choice.recipe.data.file
-        certify = own_data.certifying_command(args, guarantee.reason, names, file)
+        buys = choice.recipe.data.statistics == "data" != recipe.data.statistics
+        certify = own_data.certifying_command(args, guarantee.reason, names, file, buys=buys)
     if args.write is not None:
         looked = () if recipe.data.schema is not None else (str(recipe.data.file),)
         write_recipe(args.write, with_look(choice.recipe, looked), choice.notes)

@@ -70,6 +70,11 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: a table, not a recipe; train on it with: {how} ({several})")
     try:
         return tomllib.loads(found(path).read_text(encoding="utf-8"))
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{path}: a folder, not a recipe. Name the recipe in it ({path / 'recipe.toml'}); "
+            "fedveil report compares finished runs."
+        ) from None
     except FileNotFoundError:
         from difflib import get_close_matches
 
