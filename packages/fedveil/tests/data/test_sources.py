@@ -54,9 +54,9 @@ def test_defaults_of_a_source_can_be_changed_one_by_one():
         (("digits",), {"alpha": 1.0}, "digits: partition 'iid' has no 'alpha'"),
         (("digits",), {"clients": 5000}, "5000 clients"),
         (("synthetic-linear", "iid"), {}, "takes no partition"),
-        (("synthetic-linear",), {"features": 0}, "features=0"),
+        (("synthetic-linear",), {"features": 0}, "features: need"),
         (("synthetic-linear",), {"colour": 1}, "has no 'colour'"),
-        (("synthetic-logistic",), {"dtype": "int8"}, "dtype='int8'"),
+        (("synthetic-logistic",), {"dtype": "int8"}, "dtype: need one of"),
     ],
 )
 def test_wrong_names_and_settings_are_refused(arguments, settings, says):

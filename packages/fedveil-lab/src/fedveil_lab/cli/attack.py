@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.cli.load_guarantee import recipe_of
+from fedveil.core.arguments import interval
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.rounding import at_most
 
@@ -42,8 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
-    if not args.time > 0:
-        raise ConfigError("--time: need a positive number of seconds")
+    interval("(0, inf]")("--time", args.time)
     many = len(args.recipe) > 1
     documents: list[dict[str, Any]] = []
     for path in args.recipe:

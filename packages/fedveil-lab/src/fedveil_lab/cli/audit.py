@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.cli import console
 from fedveil.cli.load_guarantee import recipe_of
+from fedveil.core.arguments import interval
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.rounding import at_least, at_most
 
@@ -42,8 +43,7 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil_lab.audit.audit import audit
 
     recipe = recipe_of(args.recipe, args.set)
-    if not args.time > 0:
-        raise ConfigError("--time: need a positive number of seconds")
+    interval("(0, inf]")("--time", args.time)
     canaries = args.canaries
     if run is not None and recipe.seed is None and canaries is None:
         canaries = 0  # its data have been paid for once, and must not be trained on again

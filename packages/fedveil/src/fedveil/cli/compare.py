@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.cli import console
+from fedveil.core.arguments import positive
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,9 +82,7 @@ def _epsilons(text: str | None) -> tuple[float, ...]:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--epsilon {text}: write numbers with commas, such as 1,2,4,8") from None
-    if not all(0 < value < float("inf") for value in values):
-        raise ConfigError(f"--epsilon {text}: budgets must be positive and finite")
-    return tuple(dict.fromkeys(values))
+    return tuple(dict.fromkeys(positive(f"--epsilon {text}", value) for value in values))
 
 
 def _run(todo: Sequence[ComparedRun], store: Store, *, quiet: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, own_data
+from fedveil.core.arguments import optional, positive
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import extension
 from fedveil.privacy.rounding import at_most
@@ -86,8 +87,7 @@ def execute(args: argparse.Namespace) -> int:
     """Answer what was asked: about a recipe, a table or a budget."""
     if args.pilot + args.tune_on_private_data + args.feasible > 1:
         raise ConfigError("plan: choose one of --pilot, --feasible and --tune-on-private-data")
-    if args.time is not None and not (math.isfinite(args.time) and args.time > 0):
-        raise ConfigError(f"--time: must be a positive number of seconds, got {args.time:g}")
+    optional(positive)("--time", args.time)
     if args.tune_on_private_data:
         from fedveil.cli.plan_private import tune_privately
 

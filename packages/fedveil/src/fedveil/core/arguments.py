@@ -7,15 +7,15 @@ Also how checked values get into frozen dataclasses, and documents become them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from enum import StrEnum
+import operator
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from fedveil.core.errors import ConfigError
 
 Built = TypeVar("Built")
-Member = TypeVar("Member", bound=StrEnum)
+Member = TypeVar("Member", bound=Hashable)
 
 LARGEST_COUNT = 10**12  # more rounds, clients or uses than this is a typing error
 
@@ -32,14 +32,28 @@ def not_negative(name: str, value: Any) -> float:
     return 0.0 if value == 0 else positive(name, value)
 
 
-def fraction(name: str, value: Any) -> float:
-    """A float in (0, 1]."""
-    return _within(name, value, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
+def interval(text: str) -> Callable[[str, Any], float]:
+    """The check for a number in an interval, such as "[0, 1)"."""
+    low, high = (float(end) for end in text[1:-1].split(","))
+    above = operator.ge if text[0] == "[" else operator.gt
+    below = operator.le if text[-1] == "]" else operator.lt
+
+    def check(name: str, value: Any) -> float:
+        return _within(
+            name, value, lambda x: above(x, low) and below(x, high), f"a number in {text}"
+        )
+
+    return check
+
+
+fraction = interval("(0, 1]")
+share = interval("[0, 1)")
+above_zero = interval("(0, inf)")
 
 
 def delta_value(value: Any) -> float:
     """A delta in [0, 1): zero asks for pure differential privacy."""
-    return _within("delta", value, lambda x: 0 <= x < 1, "a number of at least 0 and below 1")
+    return share("delta", value)
 
 
 def _within(name: str, value: Any, fits: Callable[[float], bool], what: str) -> float:
@@ -98,17 +112,19 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def one_of(kind: type[Member]) -> Callable[[str, Any], Member]:
-    """The check for a member of an enumeration, which may be given by its word.
+def one_of(allowed: Iterable[Member]) -> Callable[[str, Any], Member]:
+    """The check for one of some values, or for a member of an enumeration given by its word.
 
     Members are told apart with `is`, so no word may stay one.
     """
+    members = {member: member for member in allowed}
 
     def check(name: str, value: Any) -> Member:
         try:
-            return kind(value)
-        except ValueError:
-            raise ConfigError(f"{name}: need one of {', '.join(kind)}, got {value!r}") from None
+            return members[value]
+        except (KeyError, TypeError):
+            known = ", ".join(map(str, members))
+            raise ConfigError(f"{name}: need one of {known}, got {value!r}") from None
 
     return check
 
@@ -132,9 +148,10 @@ def settle(instance: object, **values: object) -> None:
         object.__setattr__(instance, name, value)
 
 
-def check_fields(instance: object, **checks: Callable[[str, Any], Any]) -> None:
-    """Check fields of a frozen dataclass while it is being made, each by its name and value."""
-    found = {name: one(name, getattr(instance, name)) for name, one in checks.items()}
+def check_fields(instance: object, under: str = "", /, **checks: Callable[[str, Any], Any]) -> None:
+    """Check fields of a frozen dataclass while it is being made, each by its name, which follows
+    `under` in messages, and value."""
+    found = {name: one(f"{under}{name}", getattr(instance, name)) for name, one in checks.items()}
     settle(instance, **found)
 
 

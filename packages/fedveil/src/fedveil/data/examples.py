@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.arguments import one_of
 from fedveil.core.errors import ConfigError
 from fedveil.data.columns import (
     Array,
@@ -105,9 +106,7 @@ def task_of(task: Task | str | None, targets: npt.ArrayLike) -> Task:
         if found.ndim == 2 and found.shape[1] != 1 and found.dtype.kind in "iub":
             return Task.MULTI_LABEL
         return Task.REGRESSION if found.dtype.kind == "f" else Task.CLASSIFICATION
-    if task not in list(Task):
-        raise ConfigError(f"task={task!r}: must be one of {', '.join(Task)}")
-    return Task(task)
+    return one_of(Task)("task", task)
 
 
 def highest_code(task: Task, examples: Examples) -> int:

@@ -369,8 +369,7 @@ class Federation(Displayed):
                 f"records_per_person={records_per_person}: nobody has said which person each "
                 "example is of. Give persons= as well."
             )
-        if holdout not in list(Holdout):
-            raise ConfigError(f"holdout={holdout!r}: must be one of {', '.join(Holdout)}")
+        one_of(Holdout)("holdout", holdout)
         dealt = deal(
             pool.targets,
             owners,

@@ -13,6 +13,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.arguments import share
 from fedveil.core.errors import ConfigError
 from fedveil.core.mixing import Words, uniforms
 from fedveil.data.assignment import Assignment, Owners, Rows, generator
@@ -71,9 +72,8 @@ def deal(
     `POOLED` takes its part before anything is dealt, unless the rows belong to owners already.
     With `persons`, whose rows are known (`assignment.group`), nobody is cut: see `_deal_persons`.
     """
-    for name, fraction in (("test_fraction", test), ("validation_fraction", validation)):
-        if not 0 <= fraction < 1:
-            raise ConfigError(f"{name}={fraction}: must be at least 0 and below 1")
+    share("test_fraction", test)
+    share("validation_fraction", validation)
     if test + validation >= 1:
         raise ConfigError(
             f"test_fraction={test} and validation_fraction={validation} leave nothing to train on"

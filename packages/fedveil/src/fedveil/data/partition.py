@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.arguments import check_fields, positive
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Assignment, Owners, Rows, generator, group, offsets_of
 
@@ -94,8 +95,7 @@ class Dirichlet(_Limits):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.alpha < float("inf"):
-            raise ConfigError(f"alpha={self.alpha}: must be positive and finite")
+        check_fields(self, alpha=positive)
 
     def assign(self, labels: npt.NDArray[np.generic], owners: object, seed: int) -> Assignment:
         _need_one_label_each(labels, "Dirichlet")

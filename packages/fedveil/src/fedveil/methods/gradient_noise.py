@@ -179,7 +179,7 @@ def dp_sgd_recipe(recipe: Recipe) -> Method:
 
 def _unit(recipe: Recipe) -> Unit:
     unit = recipe.privacy.unit
-    return Unit.RECORD if unit is None else parts.choice(Unit, "privacy.unit", unit)
+    return Unit.RECORD if unit is None else one_of(Unit)("privacy.unit", unit)
 
 
 def _arguments(recipe: Recipe, trust: Trust) -> Perturbed:

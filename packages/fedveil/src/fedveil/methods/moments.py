@@ -503,7 +503,7 @@ def from_recipe(recipe: Recipe) -> Method:
         raise ConfigError(
             "server: moments leave one model. Remove server.average and server.schedule."
         )
-    unit = Unit.RECORD if privacy.unit is None else parts.choice(Unit, "privacy.unit", privacy.unit)
+    unit = Unit.RECORD if privacy.unit is None else one_of(Unit)("privacy.unit", privacy.unit)
     if unit is Unit.PERSON:
         raise PrivacyRefusal(
             "moments bound single records or whole clients, and no proof covers a person between",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedveil.core.arguments import one_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.registry import Registry
 from fedveil.core.units import Trust, Unit
@@ -224,8 +225,7 @@ def _check_order(recipe: Recipe, entry: MethodEntry) -> None:
         ("training.upload", recipe.training.upload, *_UPLOADS),
         ("server.smoothing_place", recipe.server.smoothing_place, *_PLACES),
     ):
-        if value not in (fine, unproved):
-            raise ConfigError(f"{key}: unknown {value!r}; there are {fine}, {unproved}")
+        one_of((fine, unproved))(key, value)
         if value == unproved and entry.private:
             raise PrivacyRefusal(*why)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from fedveil.core.arguments import one_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.bins import bins_for
@@ -24,7 +25,6 @@ from fedveil.data.partition import named
 from fedveil.data.public_facts import PublicFacts
 from fedveil.data.sources import SOURCES, load, same_data
 from fedveil.data.table import from_table
-from fedveil.methods.parts.from_recipe import choice
 from fedveil.methods.parts.noise_placement import Bounded
 from fedveil.methods.recipes.sections import DataSection, ModelSection, Recipe
 from fedveil.methods.registry import METHODS, method_of
@@ -168,7 +168,7 @@ def with_table_model(
         return recipe
     privacy = recipe.privacy
     Budget(privacy.epsilon or 4.0, privacy.delta)  # refuses what makes no sense before a purchase
-    unit = choice(Unit, "privacy.unit", privacy.unit)
+    unit = one_of(Unit)("privacy.unit", privacy.unit)
     units = facts.rows(unit) if unit is Unit.RECORD else clients
     if unit is Unit.PERSON or (unit is Unit.CLIENT and units < _FEW_CLIENTS):
         return recipe
@@ -200,8 +200,8 @@ def offer_of(recipe: Recipe, clients: int, rows: Callable[[Unit], int]) -> Offer
     Budget(privacy.epsilon, privacy.delta)
     if recipe.data.bins is not None and recipe.data.bins < 2:
         raise ConfigError(f"data.bins: must be at least 2, got {recipe.data.bins}. Leave it out.")
-    unit = choice(Unit, "privacy.unit", privacy.unit or entry.unit)
-    trust = choice(Trust, "privacy.trust", privacy.trust or entry.trust)
+    unit = one_of(Unit)("privacy.unit", privacy.unit or entry.unit)
+    trust = one_of(Trust)("privacy.trust", privacy.trust or entry.trust)
     delta = privacy.delta or default_delta(rows(unit) if unit is Unit.RECORD else clients)
     twice = 2 if trust is Trust.DISTRIBUTED else 1  # there a replaced record counts twice
     noise = twice * math.sqrt(MOST_RELEASES) / SHARE * gaussian_noise(privacy.epsilon, delta)
@@ -295,7 +295,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         seed=recipe.seed,
         arithmetic=None
         if arithmetic is None
-        else choice(Arithmetic, "privacy.arithmetic", arithmetic),
+        else one_of(Arithmetic)("privacy.arithmetic", arithmetic),
         declared=declared,
         unprotected=unprotected,
         trusted_parts=recipe.privacy.trusted_parts,
@@ -340,7 +340,7 @@ def with_batch(recipe: Recipe, federation: Federation) -> Recipe:
     clients, records = federation.clients, int(sizes.sum())
     secret = rate is not None
     if training.batches is not None:
-        secret = choice(BatchKind, "training.batches", training.batches) is BatchKind.POISSON
+        secret = one_of(BatchKind)("training.batches", training.batches) is BatchKind.POISSON
     elif entry.secret_batches and size is not None and size * clients < records:
         secret = recipe.privacy.adjacency in (None, Adjacency.ZERO_OUT)
     if secret:

@@ -17,7 +17,17 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor, nn
 
-from fedveil.core.arguments import instance_of, number_of, plain_numbers, settle, whole
+from fedveil.core.arguments import (
+    check_fields,
+    fraction,
+    instance_of,
+    optional,
+    plain_numbers,
+    positive,
+    settle,
+    share,
+    whole,
+)
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
@@ -84,12 +94,8 @@ class Budget:
         plain_numbers(self)
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ConfigError("privacy: set exactly one of epsilon and noise_multiplier")
-        for name in ("epsilon", "noise_multiplier"):
-            value = getattr(self, name)
-            if value is not None and not 0 < number_of(f"privacy.{name}", value) < math.inf:
-                raise ConfigError(f"privacy.{name}: must be positive and finite, got {value}")
-        if self.delta is not None and not 0 <= number_of("privacy.delta", self.delta) < 1:
-            raise ConfigError(f"privacy.delta: must be at least 0 and below 1, got {self.delta}")
+        amounts = {"epsilon": optional(positive), "noise_multiplier": optional(positive)}
+        check_fields(self, "privacy.", delta=optional(share), **amounts)
 
     def resolved_delta(self, units: int, *, pure: bool = False, simulated: bool = False) -> float:
         """Return the delta to use for this many protected units.
@@ -185,8 +191,8 @@ class Plan(Displayed):
         noise = self.private_noise
         if self.scales is not None:
             check_scalable(noise)
-            fit = all(0 < number_of("scales", one) <= 1 for one in self.scales)
-            if len(self.scales) != self.federation.clients or not fit:
+            given = [fraction("scales", one) for one in self.scales]
+            if len(given) != self.federation.clients:
                 raise ConfigError("scales: need a number above 0 and at most 1 for every client")
         brought = self.federation.own_epsilons
         if brought is not None and self.scales is None and (brought < math.inf).any():

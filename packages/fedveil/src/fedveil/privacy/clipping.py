@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.arguments import number_of, plain_numbers
+from fedveil.core.arguments import above_zero, check_fields, one_of, plain_numbers
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency
 from fedveil.privacy.elementwise import tree_sum
@@ -46,10 +46,8 @@ class Clip:
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        if not 0.0 < number_of("clip_norm", self.norm) < math.inf:
-            raise ConfigError(f"clip_norm: need a finite number > 0, got {self.norm}")
-        if self.order not in (1, 2):
-            raise ConfigError(f"order: need 1 or 2, got {self.order}")
+        check_fields(self, "clip_", norm=above_zero)
+        check_fields(self, order=one_of((1, 2)))
 
     def sensitivity(self, adjacency: Adjacency) -> float:
         """The most a sum of clipped contributions moves, in the same norm, when one unit does."""

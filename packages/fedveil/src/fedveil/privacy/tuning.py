@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from fedveil.core.arguments import check_fields, count, described, one_of, positive
+from fedveil.core.arguments import check_fields, count, described, interval, one_of
 from fedveil.core.errors import ConfigError
 
 
@@ -51,9 +51,7 @@ class RandomRuns:
     repeats: Repeats = Repeats.GEOMETRIC
 
     def __post_init__(self) -> None:
-        check_fields(self, mean=positive, repeats=one_of(Repeats))
-        if self.mean < 1:
-            raise ConfigError(f"mean: need at least one run, got {self.mean!r}")
+        check_fields(self, mean=interval("[1, 1e100]"), repeats=one_of(Repeats))
 
 
 Tuning = AllRuns | RandomRuns

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedveil.core.arguments import count
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
 from fedveil.methods.registry import METHODS
@@ -91,8 +92,7 @@ def tasks(
     entered: Mapping[str, Recipe], epsilons: Sequence[float], delta: float | None, seeds: int
 ) -> list[ComparedRun]:
     """Return all runs, every recipe once before any is repeated: a first answer comes early."""
-    if seeds < 1:
-        raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
+    count("--seeds", seeds)
     found = []
     for seed in range(seeds):
         for name, recipe in entered.items():

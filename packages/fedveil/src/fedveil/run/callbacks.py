@@ -17,6 +17,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedveil.core.arguments import count
 from fedveil.core.containment import contained
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.federation import HELD_OUT_NOTE
@@ -146,9 +147,7 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, patience: int = 3, least: float = 0.0) -> None:
-        if patience < 1:
-            raise ConfigError(f"patience: must be at least 1, got {patience}")
-        self.patience, self.least = patience, least
+        self.patience, self.least = count("patience", patience), least
         self._best, self._since = math.inf, 0
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:

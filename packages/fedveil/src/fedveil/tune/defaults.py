@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedveil.core.arguments import one_of, optional
 from fedveil.core.display import amount
-from fedveil.core.errors import ConfigError, FedveilError
+from fedveil.core.errors import FedveilError
 from fedveil.core.units import Trust, Unit
 from fedveil.data.declared import CLASS_NAMES
 from fedveil.data.dp_schema import FEW, MISSED, Bought, affordable
@@ -183,8 +184,7 @@ def _with_statistics(
     data = recipe.data
     if data.schema or data.columns:
         return recipe, federation_of(data), ()
-    if data.statistics not in (None, "bought", "data"):
-        raise ConfigError(f"data.statistics: unknown {data.statistics!r}; there are bought, data")
+    optional(one_of(("bought", "data")))("data.statistics", data.statistics)
     offer = offer_of(recipe, clients, facts.rows)
     open_rows = replace(data, statistics=None)
     if data.statistics == "data" or offer is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedveil.core.errors import ConfigError
+from fedveil.core.arguments import one_of
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.releases import PrivacyModel
@@ -65,8 +65,7 @@ def make_private(settings: Settings) -> Finding:
     poisson = bool(settings.value("poisson_sampling", True))
     clipping = settings.value("clipping", "flat")
     accountant = str(settings.value("accountant", "prv"))
-    if accountant not in _ACCOUNTANTS:
-        raise ConfigError(f"accountant: need one of {', '.join(_ACCOUNTANTS)}, got {accountant!r}")
+    one_of(_ACCOUNTANTS)("accountant", accountant)
     counts = _Counts.of(examples, batch, poisson=poisson)
     if target is None:
         z = settings.positive("noise_multiplier")

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fedveil.core.errors import ConfigError
+from fedveil.core.arguments import interval
 from fedveil_lab.reproduction.claims.claim import check, stated
 
 _hu = partial(stated, "Hu et al.")
@@ -62,8 +62,7 @@ def bit_attack_epsilon(probability: float, rounds: int, delta: float) -> float:
     """
     check("delta", delta)
     check("rounds", rounds)
-    if not 0.5 <= probability < 1:
-        raise ConfigError(f"probability = {probability}: must lie in [0.5, 1)")
+    interval("[0.5, 1)")("probability", probability)
     hits = np.arange(rounds + 1)
     log_p = binom.logpmf(hits, rounds, probability)
     loss = (2 * hits - rounds) * (math.log(probability) - math.log1p(-probability))

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from fedveil.core.arguments import one_of
 from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
 from fedveil.data.encoder import TableEncoder, category_codes
@@ -67,8 +68,7 @@ def _records(path: Path) -> Any:
 def build(arrays: Arrays, copy: str, *, numbers: str = "standard") -> Pool:
     """Return the records; `numbers`, the six attributes that are no categories, are `standard`ised,
     or `raw` as they were counted."""
-    if numbers not in ("standard", "raw"):
-        raise ConfigError(f"numbers={numbers!r}: must be standard or raw")
+    one_of(("standard", "raw"))("numbers", numbers)
     inputs = arrays["x_train"] if numbers == "standard" else _raw(arrays["x_train"])
     return Pool(
         train=Examples(inputs, arrays["y_train"]),

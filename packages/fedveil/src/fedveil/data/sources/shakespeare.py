@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.arguments import count, one_of
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import offsets_of
 from fedveil.data.columns import Array
@@ -71,11 +72,8 @@ def build(arrays: Arrays, copy: str, *, predict: str = "all", stride: int | None
     `[n, 1]`, the character after the window alone. Windows begin `stride` characters apart, by
     default 80 (no overlap) for all and 1 for the last, which is LEAF's count of samples.
     """
-    if predict not in ("all", "last"):
-        raise ConfigError(f"predict={predict!r}: must be all or last")
-    step = stride if stride is not None else LENGTH if predict == "all" else 1
-    if step < 1:
-        raise ConfigError(f"stride={step}: must be at least 1")
+    one_of(("all", "last"))("predict", predict)
+    step = count("stride", stride if stride is not None else LENGTH if predict == "all" else 1)
     starts, owner = _starts(np.asarray(arrays["offsets"]), step)
     windows = np.lib.stride_tricks.sliding_window_view(arrays["text"], LENGTH + 1)
     chosen: Array = windows[starts]  # [n, 81]

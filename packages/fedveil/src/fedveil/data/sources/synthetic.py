@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.errors import ConfigError
+from fedveil.core.arguments import check_fields, count, not_negative, one_of
 from fedveil.data.assignment import generator
 from fedveil.data.federation import Examples, Federation, Task
 
@@ -36,14 +36,9 @@ class Synthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("clients", "examples_per_client", "features", "test_examples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
-        for name in ("signal", "noise", "heterogeneity"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name}={getattr(self, name)}: must be finite and not negative")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype={self.dtype!r}: must be one of {', '.join(DTYPES)}")
+        check_fields(self, clients=count, examples_per_client=count, features=count)
+        check_fields(self, test_examples=count, dtype=one_of(DTYPES))
+        check_fields(self, signal=not_negative, noise=not_negative, heterogeneity=not_negative)
 
     @property
     def weights(self) -> npt.NDArray[np.float32]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedveil.core.arguments import plain_numbers
+from fedveil.core.arguments import check_fields, interval, plain_numbers
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust
 from fedveil.methods.parts.clip_rule import ClipRule
@@ -52,10 +52,7 @@ class AdaptiveClipping(ClipRule):
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        if not 0 < self.quantile < 1:
-            raise ConfigError(f"privacy.clip_quantile: must be in (0, 1), got {self.quantile}")
-        if not (math.isfinite(self.rate) and self.rate >= 0):
-            raise ConfigError(f"privacy.clip_rate: must be zero or positive, got {self.rate}")
+        check_fields(self, "privacy.clip_", quantile=interval("(0, 1)"), rate=interval("[0, inf)"))
         if self.bit_noise is not None and not 0 < self.bit_noise < math.inf:
             raise PrivacyRefusal(
                 f"tracking a quantile with noise {self.bit_noise} would release it unprotected",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Required, TypedDict, TypeVar
 
+from fedveil.core.arguments import one_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
@@ -66,14 +67,6 @@ class ClippedOfRecipe(Clipped):
     clip: Required[Clip]
 
 
-def choice(kind: type[Choice], key: str, value: str | None) -> Choice:
-    """The member of an enumeration that a recipe names."""
-    try:
-        return kind(value or "")
-    except ValueError:
-        raise ConfigError(f"{key}: unknown {value!r}; there are {', '.join(kind)}") from None
-
-
 def common(recipe: Recipe) -> CommonOfRecipe:
     """Return what every method that trains in rounds takes."""
     training = recipe.training
@@ -94,9 +87,7 @@ def common(recipe: Recipe) -> CommonOfRecipe:
 
 def averaging(recipe: Recipe) -> AveragingOfRecipe:
     """Return the arguments of methods that may weigh updates."""
-    weighting = recipe.training.weighting
-    if weighting not in ("uniform", "examples"):
-        raise ConfigError(f"training.weighting: unknown {weighting!r}; there are uniform, examples")
+    weighting = one_of(("uniform", "examples"))("training.weighting", recipe.training.weighting)
     by_examples, cap = weighting == "examples", recipe.training.weight_cap
     return {**common(recipe), "by_examples": by_examples, "weight_cap": cap}
 
@@ -114,7 +105,7 @@ def clipped(recipe: Recipe) -> ClippedOfRecipe:
 
 def local(recipe: Recipe) -> LocalTraining:
     training = recipe.training
-    schedule = choice(Schedule, "training.schedule", training.schedule)
+    schedule = one_of(Schedule)("training.schedule", training.schedule)
     return LocalTraining(
         learning_rate=LearningRate(training.learning_rate, schedule, training.decay),
         steps=training.local_steps,
@@ -142,7 +133,7 @@ def optimizer(recipe: Recipe) -> Optimizer:
         step = Scheduled(step, server.schedule, server.schedule_setting, rounds)
     if not averages:
         return step
-    kind = choice(Average, "server.average", server.average)
+    kind = one_of(Average)("server.average", server.average)
     setting = server.average_setting
     return Averaged(step, kind, _AVERAGE_SETTINGS[kind] if setting is None else setting, rounds)
 
@@ -155,7 +146,7 @@ def smoothing(recipe: Recipe, strength: float | str) -> Smoothing | None:
     if not strength:
         return None
     server = recipe.server
-    order = choice(Order, "server.smoothing_order", server.smoothing_order)
+    order = one_of(Order)("server.smoothing_order", server.smoothing_order)
     return Smoothing(strength, server.smoothing_flat, order)
 
 
@@ -171,17 +162,17 @@ def clip(recipe: Recipe) -> Clip:
 
 
 def noise(recipe: Recipe) -> Noise:
-    return choice(Noise, "privacy.noise", recipe.privacy.noise)
+    return one_of(Noise)("privacy.noise", recipe.privacy.noise)
 
 
 def trust(recipe: Recipe, usual: Trust) -> Trust:
     given = recipe.privacy.trust
-    return usual if given is None else choice(Trust, "privacy.trust", given)
+    return usual if given is None else one_of(Trust)("privacy.trust", given)
 
 
 def adjacency(recipe: Recipe) -> Adjacency | None:
     given = recipe.privacy.adjacency
-    return None if given is None else choice(Adjacency, "privacy.adjacency", given)
+    return None if given is None else one_of(Adjacency)("privacy.adjacency", given)
 
 
 def tracking(recipe: Recipe) -> AdaptiveClipping | None:
@@ -242,7 +233,7 @@ def _correlated(recipe: Recipe, trusted: Trust) -> CorrelatedNoise:
         noise(recipe),
         adjacency(recipe),
         privacy.colluders,
-        choice(FactorKind, "privacy.correlated", privacy.correlated),
+        one_of(FactorKind)("privacy.correlated", privacy.correlated),
         privacy.bands,
         server.momentum if server.optimizer == "sgd" else 0.0,
     )
@@ -251,5 +242,5 @@ def _correlated(recipe: Recipe, trusted: Trust) -> CorrelatedNoise:
 def aggregation(recipe: Recipe) -> Aggregation:
     said = dict(vars(recipe.aggregation))
     if said["secure"] is not None:
-        said["secure"] = choice(SecureMode, "aggregation.secure", said["secure"])
+        said["secure"] = one_of(SecureMode)("aggregation.secure", said["secure"])
     return Aggregation(**said)

@@ -59,7 +59,7 @@ from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
 from fedveil.privacy.noise.grid import power_of_two_below
-from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers, bits_for
+from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers, bits_for, largest_sum
 from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel
@@ -198,7 +198,8 @@ class GradientNoise(NoisePlacement):
         if grid is None or clip is None:
             return None
         std, facts = self._share_std(at.round_number), self.facts
-        bits = bits_for(facts.cohort_size, clip.norm, grid, std, _WRAP, facts.layout.size).bits
+        sent = (facts.cohort_size, clip.norm, grid, std)
+        bits = bits_for(largest_sum(*sent, _WRAP, facts.layout.size))
         return NoisyIntegers(ModularGrid(grid, bits), std)
 
     def noise_steps(self, at: RoundNoise) -> float | None:

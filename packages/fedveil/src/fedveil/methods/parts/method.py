@@ -8,10 +8,12 @@ from enum import StrEnum
 
 from fedveil.core.arguments import (
     check_fields,
+    count,
     flag,
+    fraction,
     instance_of,
-    number_of,
     one_of,
+    optional,
     plain_numbers,
     whole,
 )
@@ -86,8 +88,7 @@ class CohortRule:
     def __post_init__(self) -> None:
         plain_numbers(self)
         check_fields(self, scheme=_scheme)
-        if self.clients is not None and whole("privacy.public_clients", self.clients) < 1:
-            raise ConfigError(f"privacy.public_clients: must be at least 1, got {self.clients}")
+        check_fields(self, "privacy.public_", clients=optional(count))
         if self.clients is not None and self.scheme not in (Scheme.POISSON, Scheme.EVERYONE):
             raise ConfigError(
                 "privacy.public_clients: for training.sampling poisson or everyone; elsewhere a "
@@ -97,10 +98,8 @@ class CohortRule:
             return
         if (self.size is None) == (self.rate is None):
             raise ConfigError("training: set exactly one of cohort and rate")
-        if self.size is not None and whole("training.cohort", self.size) < 1:
-            raise ConfigError(f"training.cohort: must be at least 1, got {self.size}")
-        if self.rate is not None and not 0 < number_of("training.rate", self.rate) <= 1:
-            raise ConfigError(f"training.rate: must be in (0, 1], got {self.rate}")
+        check_fields(self, "training.cohort ", size=optional(count))
+        check_fields(self, "training.", rate=optional(fraction))
         if (self.cap is None) == (self.scheme is Scheme.CAPPED):
             raise ConfigError(
                 "training.cohort_cap: goes with sampling 'capped-poisson', and only it"

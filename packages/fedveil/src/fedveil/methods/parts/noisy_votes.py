@@ -11,7 +11,7 @@ from fedveil.methods.parts.noise_placement import Bounded
 from fedveil.methods.parts.sent_once import SentOnceNoise
 from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.mechanisms import NoisyVotes
-from fedveil.privacy.noise.modular_grid import bits_for
+from fedveil.privacy.noise.modular_grid import bits_for, largest_sum
 from fedveil.privacy.releases import Release
 from fedveil.training.client.ballot import Ballot
 
@@ -47,7 +47,7 @@ class VoteNoise(SentOnceNoise):
 
     def bits(self) -> int:
         clients, width = self.facts.cohort_size, self._ballot.width
-        return bits_for(clients, 1.0, self.step, self._std, _WRAP, width).bits
+        return bits_for(largest_sum(clients, 1.0, self.step, self._std, _WRAP, width))
 
     @property
     def length(self) -> float:

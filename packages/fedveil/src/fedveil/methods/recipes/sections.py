@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedveil.core.arguments import plain_numbers
-from fedveil.core.errors import ConfigError
+from fedveil.core.arguments import check_fields, count, optional, plain_numbers, positive
 
 
 @dataclass(frozen=True)
@@ -172,12 +171,8 @@ class Voting:
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        for name in ("questions", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"voting.{name}: must be at least 1, got {value}")
-        if not self.learning_rate > 0:
-            raise ConfigError(f"voting.learning_rate: must be positive, got {self.learning_rate}")
+        counts = {"questions": optional(count), "epochs": count, "batch_size": count}
+        check_fields(self, "voting.", learning_rate=positive, **counts)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.arguments import count, positive
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Array, Clip, as_numpy, clip_rows, like, surely_inside
@@ -46,12 +47,9 @@ def choose_granularity(
     lengthens it by about 1e-6. The sum fits 64-bit integers with room for the noise.
     """
     clip = Clip(clip_norm, order)
-    if not 0.0 < noise_std < math.inf:
-        raise ConfigError(f"noise_std: need a finite number > 0, got {noise_std}")
-    if dimension < 1 or contributions < 1:
-        raise ConfigError(
-            f"dimension, contributions: need at least 1 of each, got {dimension}, {contributions}"
-        )
+    positive("noise_std", noise_std)
+    count("dimension", dimension)
+    count("contributions", contributions)
     # A rounding error has variance g^2 / 12, and lengthens in L1 by at most g / 4 on average.
     invisible = noise_std * math.sqrt(12e-8 / (contributions + 1))
     lengthening = math.sqrt(24e-6 / dimension) if order == 2 else 4e-6 / dimension

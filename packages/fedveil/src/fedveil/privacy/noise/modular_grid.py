@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.arguments import count, interval, not_negative, positive
 from fedveil.core.arrays import Ints
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
@@ -87,9 +88,8 @@ class NoisyVectors:
 
     def plain_bits(self, granularity: float, wrap_probability: float) -> int:
         """Words, of 32 or 64 bits, that hold the sum of vectors that are not rotated."""
-        return bits_for(
-            self.count, self.clip_norm, granularity, self.share_std, wrap_probability, self.width
-        ).bits
+        sent = (self.count, self.clip_norm, granularity, self.share_std)
+        return bits_for(largest_sum(*sent, wrap_probability, self.width))
 
     def rotated_granularity(self, wrap_probability: float, bits: int | None) -> float:
         """The grid for rotated vectors: as coarse as rounding allows, or as fine as `bits` allow.
@@ -102,8 +102,7 @@ class NoisyVectors:
             barely = 2 * _LONGER * self.clip_norm
             barely /= 0.5 + math.sqrt(0.25 + _LONGER * self.width / 2)
             return min(coarsest, power_of_two_below(barely))
-        if not 2 <= bits <= 62:
-            raise ConfigError(f"privacy.bits: need 2 to 62, got {bits}")
+        interval("[2, 62]")("privacy.bits", bits)
         least = self.rotated_bits(coarsest, wrap_probability)
         if least > bits:
             raise ConfigError(
@@ -134,24 +133,15 @@ def proportional(granularity: float, clip_norm: float, other_clip_norm: float) -
     return power_of_two_below(granularity / clip_norm * other_clip_norm)
 
 
-@dataclass(frozen=True)
-class Modulus:
-    """Word size, the largest |sum| planned for, and the chance that a coordinate exceeds it."""
-
-    bits: int
-    bound: int
-    wrap_probability: float  # over a whole vector, one round
-
-
-def bits_for(
+def largest_sum(
     cohort: int,
     clip: float,
     granularity: float,
     share_std: float,
     failure_probability: float,
     dimension: int = 1,
-) -> Modulus:
-    """The word size, 32 or 64 bits, that holds the sum of `cohort` noisy vectors.
+) -> int:
+    """The largest entry, in size, planned for in the sum of `cohort` noisy vectors.
 
     Each coordinate of a device's vector is at most `clip` in size, rounded to the grid (at most
     one unit further), plus a discrete Gaussian of standard deviation `share_std`; all three are
@@ -161,25 +151,26 @@ def bits_for(
     with probability at most p. Without noise the sum cannot wrap at all.
     """
     for name, value in (("clip", clip), ("share_std", share_std)):
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{name} = {value}: need a finite number, zero or more")
-    if not (math.isfinite(granularity) and granularity > 0):
-        raise ConfigError(f"granularity = {granularity}: need a finite number above zero")
-    if cohort < 1 or dimension < 1:
-        raise ConfigError(f"cohort = {cohort}, dimension = {dimension}: need at least 1 of each")
+        not_negative(name, value)
+    positive("granularity", granularity)
+    for name, number in (("cohort", cohort), ("dimension", dimension)):
+        count(name, number)
     if share_std > 0 and not 0 < failure_probability < 1:
         raise ConfigError(
             f"failure_probability = {failure_probability}: noise is unbounded, so a sum wraps "
             "with some probability; name one in (0, 1)"
         )
     signal = cohort * (math.ceil(clip / granularity) + 1)
-    probability = failure_probability if share_std > 0 else 0.0
     noise = 0
     if share_std > 0:
         variance = cohort * (share_std / granularity) ** 2
-        noise = math.ceil(math.sqrt(2 * variance * math.log(2 * dimension / probability)))
-    bound = signal + noise
+        noise = math.ceil(math.sqrt(2 * variance * math.log(2 * dimension / failure_probability)))
+    return signal + noise
+
+
+def bits_for(largest: int) -> int:
+    """The word size, 32 or 64 bits, that holds a sum whose entries are no larger."""
     for bits in (32, 64):
-        if bound < 2 ** (bits - 1):
-            return Modulus(bits, bound, probability)
-    raise ConfigError(f"granularity = {granularity}: a sum up to {bound:.3g} exceeds 64 bits")
+        if largest < 2 ** (bits - 1):
+            return bits
+    raise ConfigError(f"granularity: a sum up to {largest:.3g} exceeds 64 bits; use a coarser grid")

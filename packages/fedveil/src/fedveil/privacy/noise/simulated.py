@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.errors import ConfigError
+from fedveil.core.arguments import not_negative
 from fedveil.core.randomness import Stream
 
 Floats = npt.NDArray[np.float32]
@@ -30,7 +30,7 @@ def gaussian(stream: Stream, count: int, std: float = 1.0) -> Floats:
 
     A uniform of 31 bits puts the farthest reachable value at 6.66 std.
     """
-    _require_scale("std", std)
+    not_negative("std", std)
     out = np.empty(count, dtype=np.float32)
     half = max(1, min(_HALF_BLOCK, (count + 1) // 2))
     bits = np.empty(2 * half, dtype=np.int32)
@@ -68,7 +68,7 @@ def gaussian_rows(streams: Sequence[Stream], count: int, std: float = 1.0) -> Fl
     if not 0 < count <= 2 * _HALF_BLOCK:
         rows = [gaussian(stream, count, std) for stream in streams]
         return np.stack(rows) if rows else np.empty((0, count), dtype=np.float32)
-    _require_scale("std", std)
+    not_negative("std", std)
     pairs = (count + 1) // 2
     out = np.empty((len(streams), count), dtype=np.float32)
     together = max(1, _HALF_BLOCK // pairs)
@@ -87,7 +87,7 @@ def laplace(stream: Stream, count: int, scale: float = 1.0) -> Floats:
 
     None is farther from zero than 22.2 scales.
     """
-    _require_scale("scale", scale)
+    not_negative("scale", scale)
     out = np.empty(count, dtype=np.float32)
     bits = np.empty(min(count, 2 * _HALF_BLOCK), dtype=np.int32)
     sign = np.empty(len(bits), dtype=np.float32)
@@ -109,8 +109,3 @@ def _log_uniform(bits: npt.NDArray[np.int32], out: Floats) -> None:
     out += np.float32(0.5)
     out *= np.float32(2.0**-31)
     np.log(out, out=out)
-
-
-def _require_scale(name: str, value: float) -> None:
-    if not 0.0 <= value < math.inf:
-        raise ConfigError(f"{name}: need a finite number >= 0, got {value}")

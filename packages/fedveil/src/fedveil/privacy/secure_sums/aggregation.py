@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
-from fedveil.core.arguments import check_fields, flag, number_of, one_of, optional, plain_numbers
+from fedveil.core.arguments import check_fields, count, flag, one_of, optional, plain_numbers, share
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.secure_sums.dropouts import planned_dropouts
 from fedveil.privacy.secure_sums.mode import SecureMode
@@ -18,6 +19,16 @@ from fedveil.privacy.secure_sums.params import MAX_COHORT, Limits, SecAggParams
 
 # What one round's number may be used for: the updates, and the count of a tracked clip.
 UPDATE, COUNT = "update", "bits"
+
+
+_CHECKS = {
+    "secure": optional(one_of(SecureMode)),
+    "dropout": share,
+    "max_dropout": optional(share),
+    "min_honest": optional(partial(count, least=2)),
+    "sparse": flag,
+    "honest_server": flag,
+}
 
 
 @dataclass(frozen=True)
@@ -43,13 +54,7 @@ class Aggregation:
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        check_fields(self, secure=optional(one_of(SecureMode)), sparse=flag, honest_server=flag)
-        if not 0 <= number_of("aggregation.dropout", self.dropout) < 1:
-            raise ConfigError(f"aggregation.dropout: must be in [0, 1), got {self.dropout}")
-        if self.max_dropout is not None and not 0 <= self.max_dropout < 1:
-            raise ConfigError(f"aggregation.max_dropout: must be in [0, 1), got {self.max_dropout}")
-        if self.min_honest is not None and self.min_honest < 2:
-            raise ConfigError(f"aggregation.min_honest: must be at least 2, got {self.min_honest}")
+        check_fields(self, "aggregation.", **_CHECKS)
         if self.secure is SecureMode.NONE and replace(self, secure=None) != Aggregation():
             raise ConfigError(
                 "aggregation.secure: 'none' leaves the section's other keys no meaning"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedveil.core.arguments import interval
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
 from fedveil.privacy.secure_sums import derive
@@ -30,9 +31,7 @@ NO_DROPOUTS = Dropouts()
 
 def draw_dropouts(members: Sequence[int], rate: float, stream: Stream) -> Dropouts:
     """Each device is lost with probability `rate`, with its vector computed but not sent."""
-    if not 0 <= rate <= 1:
-        raise ConfigError(f"dropout = {rate}: need a probability in [0, 1]")
-    lost = stream.coins(len(members), rate)
+    lost = stream.coins(len(members), interval("[0, 1]")("dropout", rate))
     return Dropouts(
         before_upload=frozenset(m for m, is_lost in zip(members, lost, strict=True) if is_lost)
     )
@@ -48,8 +47,7 @@ def planned_dropouts(
     and a round beyond it ends in `NotReleased`. A plan may then count on
     cohort - dropouts - colluders honest survivors.
     """
-    if not 0 <= rate <= 1:
-        raise ConfigError(f"dropout = {rate}: need a probability in [0, 1]")
+    interval("[0, 1]")("dropout", rate)
     from scipy.special import bdtrc
 
     most = (cohort - 2 - colluders) // 2

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
+from fedveil.core.arguments import check_fields, count, interval, natural, share
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.secure_sums import derive, topology
 from fedveil.privacy.secure_sums.errors import RuleBroken
@@ -28,10 +29,7 @@ class Limits:
     round_step: int = 1 << 14
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"limits.{spec.name} = {value}: need a whole number above zero")
+        check_fields(self, "limits.", **{spec.name: count for spec in fields(self)})
         if self.members > MAX_COHORT:
             raise ConfigError(f"limits.members = {self.members}: at most {MAX_COHORT} in one round")
 
@@ -76,14 +74,9 @@ class SecAggParams:
             raise ConfigError(
                 f"min_honest = {self.min_honest}: a sum hides its terms among 2 or more"
             )
-        if self.colluders < 0:
-            raise ConfigError(f"colluders = {self.colluders}: cannot be negative")
-        if not 0 <= self.max_dropout < 1:
-            raise ConfigError(f"max_dropout = {self.max_dropout}: need a fraction in [0, 1)")
-        for name in ("security_failure", "recovery_failure"):
-            value = getattr(self, name)
-            if not 0 < value < 1:
-                raise ConfigError(f"{name} = {value}: need a probability in (0, 1)")
+        chance = interval("(0, 1)")
+        check_fields(self, colluders=natural, max_dropout=share)
+        check_fields(self, security_failure=chance, recovery_failure=chance)
         if self.sparse and not self.honest_server:
             raise ConfigError("sparse: a sparse graph needs a server that is trusted to draw it")
         names = self.purposes

@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedveil.core.arguments import (
+    above_zero,
     check_fields,
+    count,
     flag,
+    fraction,
     instance_of,
-    number_of,
+    not_negative,
     one_of,
+    optional,
     plain_numbers,
-    whole,
+    share,
 )
 from fedveil.core.errors import ConfigError
 
@@ -66,11 +70,8 @@ class LearningRate:
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        check_fields(self, schedule=one_of(Schedule))
-        if not (math.isfinite(number_of("learning_rate", self.rate)) and self.rate > 0):
-            raise ConfigError(f"learning_rate: must be positive and finite, got {self.rate}")
-        if not (math.isfinite(self.decay) and self.decay > 0):
-            raise ConfigError(f"learning-rate decay: must be positive and finite, got {self.decay}")
+        check_fields(self, "learning_", rate=above_zero)
+        check_fields(self, "learning-rate ", schedule=one_of(Schedule), decay=above_zero)
 
     @property
     def counts_steps(self) -> bool:
@@ -111,21 +112,13 @@ class GradientClip:
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        check_fields(self, per_example=flag)
-        if not (math.isfinite(number_of("gradient clip", self.norm)) and self.norm > 0):
-            raise ConfigError(f"gradient clip: norm must be positive and finite, got {self.norm}")
-        if self.order not in (1, 2):
-            raise ConfigError(f"gradient clip: order must be 1 or 2, got {self.order}")
-        if self.sites_per_person is not None:
-            if whole("sites_per_person", self.sites_per_person) < 1:
-                raise ConfigError(
-                    f"sites_per_person: must be at least 1, got {self.sites_per_person}"
-                )
-            if not self.per_example or self.order != 2:
-                raise ConfigError(
-                    "sites_per_person: persons' gradients are clipped one by one, in L2. Set "
-                    "per_example and leave order out."
-                )
+        check_fields(self, per_example=flag, sites_per_person=optional(count))
+        check_fields(self, "gradient clip: ", norm=above_zero, order=one_of((1, 2)))
+        if self.sites_per_person is not None and (not self.per_example or self.order != 2):
+            raise ConfigError(
+                "sites_per_person: persons' gradients are clipped one by one, in L2. Set "
+                "per_example and leave order out."
+            )
 
 
 class LocalStep:
@@ -184,6 +177,16 @@ class LocalStep:
         return state
 
 
+_CHECKS = {
+    "learning_rate": instance_of(LearningRate),
+    **dict.fromkeys(("steps", "epochs", "batch_size"), optional(count)),
+    "momentum": share,
+    **dict.fromkeys(("weight_decay", "penalty", "penalty_radius", "gradient_noise"), not_negative),
+    "step": optional(instance_of(LocalStep)),
+    "projection_radius": optional(above_zero),
+}
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """Local SGD. Exactly one of `steps` and `epochs` is set.
@@ -230,37 +233,14 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        check_fields(self, learning_rate=instance_of(LearningRate))
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError("local rule: set exactly one of local_steps and local_epochs")
-        for name in ("steps", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and whole(name, value) < 1:
-                raise ConfigError(f"local rule: {name} must be at least 1, got {value}")
-        for name in ("momentum", "weight_decay", "penalty", "penalty_radius", "gradient_noise"):
-            value = getattr(self, name)
-            if not 0 <= number_of(name, value) < math.inf:
-                raise ConfigError(f"local rule: {name} must be zero or positive, got {value}")
-        if self.batch_rate is not None:
-            if not 0 < number_of("training.batch_rate", self.batch_rate) <= 1:
-                raise ConfigError(
-                    f"training.batch_rate: must be in (0, 1], got {self.batch_rate}. It is the "
-                    "probability with which a record is in a batch."
-                )
-            if self.batch_size is None:
-                raise ConfigError(
-                    "training.batch_size: is not set beside training.batch_rate. Give the expected "
-                    "number of records in a batch, by which sums are divided."
-                )
-        if self.step is not None and not isinstance(self.step, LocalStep):
+        check_fields(self, **_CHECKS)
+        check_fields(self, "training.", batch_rate=optional(fraction))
+        if self.batch_rate is not None and self.batch_size is None:
             raise ConfigError(
-                f"local rule: step is {self.step!r}, no LocalStep. Derive its class from LocalStep."
-            )
-        if self.momentum >= 1:
-            raise ConfigError(f"local rule: momentum must be below 1, got {self.momentum}")
-        if self.projection_radius is not None and not self.projection_radius > 0:
-            raise ConfigError(
-                f"local rule: projection_radius must be positive, got {self.projection_radius}"
+                "training.batch_size: is not set beside training.batch_rate. Give the expected "
+                "number of records in a batch, by which sums are divided."
             )
 
     @property

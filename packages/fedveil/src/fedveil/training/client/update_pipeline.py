@@ -14,7 +14,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.core.arguments import instance_of, number_of, plain_numbers, whole
+from fedveil.core.arguments import (
+    check_fields,
+    count,
+    instance_of,
+    optional,
+    plain_numbers,
+    positive,
+    share,
+)
 from fedveil.core.arrays import Ints
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
@@ -85,17 +93,10 @@ class UpdatePipeline:
 
     def __post_init__(self) -> None:
         plain_numbers(self)
-        if self.clip is not None:
-            instance_of(Clip)("clip", self.clip)
-        if not 0 <= number_of("sparsity", self.sparsity) < 1:
-            raise ConfigError(f"sparsity: must be in [0, 1), got {self.sparsity}")
-        if self.weight_cap is not None and whole("weight_cap", self.weight_cap) < 1:
-            raise ConfigError(f"weight_cap: must be at least 1, got {self.weight_cap}")
-        if self.granularity is not None:
-            if not (math.isfinite(self.granularity) and self.granularity > 0):
-                raise ConfigError(f"granularity: must be positive, got {self.granularity}")
-            if self.clip is None:
-                raise ConfigError("granularity: an integer sum needs a clip, or it may overflow")
+        check_fields(self, clip=optional(instance_of(Clip)), sparsity=share)
+        check_fields(self, weight_cap=optional(count), granularity=optional(positive))
+        if self.granularity is not None and self.clip is None:
+            raise ConfigError("granularity: an integer sum needs a clip, or it may overflow")
         if self.granularity is None and (self.rotation or self.rounding_beta is not None):
             raise ConfigError("rotation, rounding_beta: they belong to a grid, and none is set")
 

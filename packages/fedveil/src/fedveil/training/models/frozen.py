@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedveil.core.arguments import count
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import digest_of
 
@@ -118,8 +119,7 @@ def _named(module: nn.Module, pattern: str) -> Iterator[nn.Parameter]:
 
 def adapt(module: nn.Module, rank: int) -> nn.Module:
     """Put an adapter beside every frozen linear, convolutional or attention layer, in place."""
-    if rank < 1:
-        raise ConfigError(f"model.adapter_rank: must be at least 1, got {rank}")
+    count("model.adapter_rank", rank)
     if _adaptable(module):
         return _adapter(module, rank)
     places = [

@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from fedveil.core.arguments import check_fields, positive
 from fedveil.core.errors import ConfigError
 
 
@@ -33,8 +34,7 @@ class RandomFeatures:
     def __post_init__(self) -> None:
         if self.width < 2 or self.width % 2:
             raise ConfigError(f"model.width: must be even and at least 2, got {self.width}")
-        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
-            raise ConfigError(f"model.bandwidth: must be positive and finite, got {self.bandwidth}")
+        check_fields(self, "model.", bandwidth=positive)
 
     def __call__(self, example: Tensor) -> Tensor:
         angles = directions(self, example.numel()) @ example.flatten()

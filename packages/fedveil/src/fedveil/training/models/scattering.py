@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedveil.core.arguments import check_fields, count, one_of
 from fedveil.core.errors import ConfigError
 
 # The usual Morlet family: centre frequency 3 pi / 4, bandwidth 0.8, both halved by every octave.
@@ -75,11 +76,7 @@ class Scattering:
     order: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("scales", "angles"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name}: must be at least 1, got {getattr(self, name)}")
-        if self.order not in (0, 1, 2):
-            raise ConfigError(f"model.order: must be 0, 1 or 2, got {self.order}")
+        check_fields(self, "model.", scales=count, angles=count, order=one_of((0, 1, 2)))
         if 2**self.scales > min(self.height, self.width):
             raise ConfigError(
                 f"model.scales: {self.scales} octaves are {2**self.scales} pixels, and images have "

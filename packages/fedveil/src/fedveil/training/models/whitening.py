@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.core.errors import ConfigError
+from fedveil.core.arguments import count, one_of, optional
 from fedveil.core.public_networks import one_thread
 from fedveil.training.models.drawings import DRAWINGS
 
@@ -33,10 +33,8 @@ ImageMap = Callable[[Tensor], Tensor]  # an image [h, w, ...] to features [h', w
 
 
 def check_drawings(name: str, directions: int | None) -> None:
-    if name not in DRAWINGS:
-        raise ConfigError(f"model.whiten: unknown {name!r}; there is {' or '.join(DRAWINGS)}")
-    if directions is not None and directions < 1:
-        raise ConfigError(f"model.directions: must be at least 1, got {directions}")
+    one_of(DRAWINGS)("model.whiten", name)
+    optional(count)("model.directions", directions)
 
 
 def whitened(features: ImageMap, drawings: str, directions: int, example: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedveil.core.arguments import count, instance_of
+from fedveil.core.arguments import count, instance_of, positive
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import Registry
 from fedveil.data.federation import Federation, Task
@@ -49,9 +49,7 @@ class BoundedInputs(nn.Module):
 
     def __init__(self, norm: float) -> None:
         super().__init__()
-        if not (math.isfinite(norm) and norm > 0):
-            raise ConfigError(f"model.input_norm: must be positive and finite, got {norm}")
-        self.norm = norm
+        self.norm = positive("model.input_norm", norm)
 
     def forward(self, inputs: Tensor) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)

@@ -5,7 +5,6 @@ All of this is post-processing of a value that is already private, so it costs n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedveil.core.arguments import number_of
-from fedveil.core.errors import ConfigError
+from fedveil.core.arguments import check_fields, positive, share
 from fedveil.core.registry import Registry
 
 State = dict[str, Tensor]  # named vectors [parameters], never changed in place; in checkpoints
@@ -35,14 +33,6 @@ class Optimizer(Protocol):
         ...
 
 
-def _check(learning_rate: float, **shares: float) -> None:
-    if not 0 < number_of("server.learning_rate", learning_rate) < math.inf:
-        raise ConfigError(f"server.learning_rate: must be positive, got {learning_rate}")
-    for name, value in shares.items():
-        if not 0 <= number_of(f"server.{name}", value) < 1:
-            raise ConfigError(f"server.{name}: must be in [0, 1), got {value}")
-
-
 @dataclass(frozen=True)
 class Sgd:
     """`v = momentum * v + update; w += learning_rate * v`. Rate 1 without momentum: FedAvg."""
@@ -51,7 +41,7 @@ class Sgd:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.learning_rate, momentum=self.momentum)
+        check_fields(self, "server.", learning_rate=positive, momentum=share)
 
     def start(self, weights: Tensor) -> State:
         return {"velocity": torch.zeros_like(weights)} if self.momentum else {}
@@ -80,9 +70,8 @@ class Adam:
     yogi: bool = False
 
     def __post_init__(self) -> None:
-        _check(self.learning_rate, momentum=self.momentum, second_momentum=self.second_momentum)
-        if not (math.isfinite(self.stability) and self.stability > 0):
-            raise ConfigError(f"server.stability: must be positive, got {self.stability}")
+        numbers = {"learning_rate": positive, "stability": positive}
+        check_fields(self, "server.", momentum=share, second_momentum=share, **numbers)
 
     def start(self, weights: Tensor) -> State:
         return {"first": torch.zeros_like(weights), "second": torch.zeros_like(weights)}

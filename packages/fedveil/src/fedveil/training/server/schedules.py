@@ -14,7 +14,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from fedveil.core.arguments import number_of
+from fedveil.core.arguments import check_fields, interval, optional
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import Registry
 from fedveil.training.server.optimizers import Optimizer, State
@@ -68,10 +68,7 @@ class Scheduled:
 
     def __post_init__(self) -> None:
         SCHEDULES.find(self.kind, "server.schedule", (RateSchedule.CONSTANT,))
-        if self.setting is not None and not math.isfinite(
-            number_of("server.schedule_setting", self.setting)
-        ):
-            raise ConfigError(f"server.schedule_setting: must be finite, got {self.setting}")
+        check_fields(self, "server.schedule_", setting=optional(interval("(-inf, inf)")))
         try:
             fits = all(0 <= self.share(done) <= 1 for done in range(self.rounds + 1))
         except (ArithmeticError, ValueError):

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.core.arguments import check_fields, one_of
+from fedveil.core.arguments import check_fields, not_negative, one_of
 from fedveil.core.errors import ConfigError
 from fedveil.training.models.flat import Layout, Slot
 from fedveil.training.server.optimizers import State
@@ -69,11 +69,7 @@ class Smoothing:
         check_fields(self, order=one_of(Order))
         if self.automatic:
             return
-        strength = self.strength
-        if isinstance(strength, str) or not (math.isfinite(strength) and strength >= 0):
-            raise ConfigError(
-                f"server.smoothing: must be zero, positive or 'auto', got {self.strength!r}"
-            )
+        not_negative("server.smoothing ('auto' or a number)", self.strength)
 
     @property
     def automatic(self) -> bool:
