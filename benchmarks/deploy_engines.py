@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
 import time
@@ -195,10 +196,27 @@ class MemoryCourier(Courier):
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of this machine that nobody listens at and that no other caller is given.
+
+    It lies below those that the system gives to outgoing connections, one of which could take it
+    before its server listens. A UDP socket of the same number marks it until this process ends.
+    """
+    outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    for port in random.Random().sample(range(10_000, min(32_768, int(outgoing[0]))), 1000):
+        mark = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            mark.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("0.0.0.0", port))
+        except OSError:
+            mark.close()
+            continue
+        _marks.append(mark)
+        return port
+    raise OSError("no free port was found in a thousand tries")
+
+
+_marks: list[socket.socket] = []  # of the ports that this process was given
 
 
 def accepts(port: int) -> bool:

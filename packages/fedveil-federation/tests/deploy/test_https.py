@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.deploy.courier_suite import LONG
 from tests.deploy.engine_suite import EngineSuite, connected
 from tests.deploy.victims import SITES, Victims, highest_memory, of_hub, running, victims, wait_for
 
@@ -26,7 +27,6 @@ from fedveil_federation.deploy.courier import HUB, KEYS, Settings, Unreachable, 
 from fedveil_federation.deploy.https import HubLink, SiteLink
 
 __all__ = ["victims"]
-LONG = 60.0  # seconds that nothing here takes
 MEGABYTE = 1 << 20
 
 
