@@ -35,7 +35,7 @@ from fedveil_lab.reproduction.experiment import Scale, table_of
 from fedveil_lab.reproduction.pages.fu import lending
 from fedveil_lab.reproduction.pages.hu import adult
 
-RESULTS = Path("results")
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 GRIDS = {"fu-table-2": ("T", range(10, 101, 10)), "fu-table-3": ("E", (1, 2, 3, 4, 6, 12))}
 FIGURES = {"hu-figure-7": ("logistic", 2, 20), "hu-figure-8": ("network", 5, 50)}
 JOBS = ("lending-club-1", "lending-club-3", "lending-club-5", "mnist-writers-8")

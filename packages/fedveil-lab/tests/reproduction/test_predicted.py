@@ -7,20 +7,18 @@ made-up data have the experiment's clients, records and inputs, and the scale of
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from tests.paths import ROOT
 
+from benchmarks.planner_evidence import GRIDS, grids, measured
 from benchmarks.predicted import Prediction, predict
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.data.partition import SortedSlices
 from fedveil.tune.synthetic_proxy import Scales, synthetic_proxy
+from fedveil_lab.reproduction.case import Data, at_hand
 from fedveil_lab.reproduction.experiment import Scale, table_of
 from fedveil_lab.reproduction.pages.fu import lending
 
-GRIDS = {"fu-table-2": ("T", range(10, 101, 10)), "fu-table-3": ("E", (1, 2, 3, 4, 6, 12))}
 LOANS = Scales(target=(12.2, 3.7))  # rates in percent; inputs are standardised
 
 
@@ -34,13 +32,7 @@ def shape(clients: int, records: int) -> Federation:
 
 def predicted(name: str, clients: int, records: int, epsilon: int, seed: int = 0) -> Prediction:
     sweep, values = GRIDS[name]
-    rows = json.loads((ROOT / "results" / f"{name}.json").read_text())["rows"]
-    measured = {}
-    for row in rows:
-        labels = row["labels"]
-        where = labels["clients"], labels["noise"], labels["epsilon"]
-        if where == (clients, "certified", epsilon):
-            measured[labels[sweep]] = row["ours"]["mean"]
+    truth = measured(name, sweep, clients=clients, noise="certified", epsilon=epsilon)
     recipe = table_of("fu")["lending"]["recipe"]
     cases = [
         lending(Scale.FULL, recipe, labels=["T", "E"], epsilon=epsilon, clients=clients,
@@ -51,7 +43,7 @@ def predicted(name: str, clients: int, records: int, epsilon: int, seed: int = 0
     made = synthetic_proxy(
         like, records, seed, clients=clients, scales=LOANS, partition=SortedSlices(clients)
     )
-    return predict(cases, sweep, like, made, measured, seeds=4)
+    return predict(cases, sweep, like, made, truth, seeds=4)
 
 
 @pytest.mark.parametrize(("name", "epsilon"), [("fu-table-3", 5), ("fu-table-2", 5)])
@@ -71,3 +63,14 @@ def test_in_every_grid_and_for_every_made_up_world(
     name: str, clients: int, records: int, epsilon: int, seed: int
 ) -> None:
     assert predicted(name, clients, records, epsilon, seed).times_worse <= 1.25
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (at_hand(Data("adult")) and at_hand(Data("lending-club"))), reason="needs the files"
+)
+def test_in_every_grid_of_both_papers_with_the_true_scales() -> None:
+    """Fu's tables II and III, and Hu's figures 7 and 8, which end in figures 5 and 6."""
+    found = dict(grids())
+    assert len(found) == 24
+    assert {name: one.times_worse for name, one in found.items() if one.times_worse > 1.25} == {}

@@ -158,6 +158,7 @@ sampling: account --rounds 3 --noise-multiplier 1 --delta 1e-3 --trust local --r
 --tuning-runs: account USUAL --tuning-mean 2 --tuning-runs 2
 participations: account USUAL --participations 4
 --clients: account --paper hu --rounds 3 --delta 1e-5
+--gradient-std: account --paper hu --rounds 3 --delta 1e-5
 --epsilon: calibrate --delta 1e-5 --rounds 3
 --rounds: calibrate --epsilon 1 --delta 1e-5
 --noise-multiplier: calibrate --epsilon 1 --delta 1e-5 --rounds 3 --noise-multiplier 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.cli.plan import whole
-from fedveil.core.errors import ConfigError
+from fedveil_lab.cli import needed
 
 if TYPE_CHECKING:
     from fedveil_lab.theorems.bounds import Score
@@ -74,20 +74,11 @@ def _score(args: argparse.Namespace) -> Score:
     names = [field.name for field in fields(kind) if field.name != "noise_curve"]
     if args.score != "fu" and args.delta is None and args.clients is not None:
         args.delta = default_delta(count("clients", args.clients))
-    given = _need(args, f"--score {args.score}", *names)
+    given = needed(args, f"--score {args.score}", *names)
     if args.score != "fu":
         given["epsilon"], given["delta"] = remaining(given["epsilon"], given["delta"])
     score: Score = kind(**given)
     return score
-
-
-def _need(args: argparse.Namespace, what: str, *names: str) -> dict[str, Any]:
-    """Return the values of these flags, all of which must be there."""
-    given = {name: getattr(args, name) for name in names}
-    missing = [console.flag(name) for name, value in given.items() if value is None]
-    if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}")
-    return given
 
 
 def _show(advice: Advice) -> None:

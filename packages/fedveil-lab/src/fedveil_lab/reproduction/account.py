@@ -17,6 +17,7 @@ from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.rounding import at_most
 from fedveil.privacy.sampling import Balanced, FixedSize, Poisson, RoundRobin
+from fedveil_lab.cli import needed
 from fedveil_lab.reproduction.claims import Claim, cheng, fu, hu, liang
 
 Row = tuple[str, Guarantee | None, str]  # what is proved, or why nothing is
@@ -67,17 +68,18 @@ def _show(claimed: Claim, proved: list[Row]) -> None:
 
 def _fu(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
     """Local noise, round robin, whole gradients clipped."""
-    clients, cohort, rounds, delta = _need(args, "clients", "cohort", "rounds", "delta")
-    turns = fu.paper_fu_participations(clients=clients, cohort=cohort, rounds=rounds).value
-    if described.mechanism_kind(args) == "laplace":
-        (scale,) = _need(args, "scale_multiplier")
-        claimed = fu.paper_fu_laplace_epsilon(noise_multiplier=scale, participations=turns)
-    else:
-        (noise,) = _need(args, "noise_multiplier")
-        claimed = fu.paper_fu_gaussian_epsilon(
-            noise_multiplier=noise, participations=turns, delta=delta, c2=args.c2
-        )
-    rest = described.mechanism_of(args), RoundRobin(clients, cohort)
+    noise = "noise_multiplier"
+    if laplace := described.mechanism_kind(args) == "laplace":
+        noise = "scale_multiplier"
+    run = _needed(args, "clients", "cohort", "rounds", "delta", noise)
+    delta, scale = run.pop("delta"), run.pop(noise)
+    turns = fu.paper_fu_participations(**run).value
+    claimed = (
+        fu.paper_fu_laplace_epsilon(scale, turns)
+        if laplace
+        else fu.paper_fu_gaussian_epsilon(scale, turns, delta, args.c2)
+    )
+    rest = described.mechanism_of(args), RoundRobin(args.clients, args.cohort)
     adjacencies = ("replace", "zero-out")
     return claimed, [
         _row(f"local, {one}", args, *rest, "client", one, "local") for one in adjacencies
@@ -86,18 +88,16 @@ def _fu(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
 
 def _hu(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
     """Noise on every gradient, one record protected, secure sum."""
-    clients, cohort, rounds, delta = _need(args, "clients", "cohort", "rounds", "delta")
-    steps, batch, records = _need(args, "local_steps", "batch_size", "records")
-    clip, std = _need(args, "clip_norm", "gradient_std")
+    numbers = ("local_steps", "cohort", "records", "batch_size")
+    run = _needed(args, *numbers, "clients", "rounds", "delta", "clip_norm", "gradient_std")
+    clients, rounds, clip, std = args.clients, args.rounds, args.clip_norm, args.gradient_std
+    steps, cohort, records, batch = (run[name] for name in numbers)
     claimed = hu.paper_hu_epsilon(
-        delta=delta,
+        delta=args.delta,
         participations=cohort * rounds / clients,  # the mean, as the paper does
-        local_steps=steps,
         gradient_bound=clip,
-        cohort=cohort,
-        records=records,
-        batch_size=batch,
         noise_std=std,
+        **{name: run[name] for name in numbers},
     )
     uses = record_uses(local_steps=steps, records=records, batch_size=batch)
     mechanism = NoisyGradients(clip, batch, std, steps, uses, shares=cohort)
@@ -110,17 +110,13 @@ def _hu(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
 
 def _liang(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
     """Central noise on a sampled sum."""
-    clients, noise, rounds, delta = _need(args, "clients", "noise_multiplier", "rounds", "delta")
-    cohort = args.cohort if args.cohort is not None else round(_need(args, "rate")[0] * clients)
-    kind = args.sampling or "fixed"
-    claimed = liang.paper_liang_epsilon(
-        noise_multiplier=noise,
-        clients=clients,
-        cohort=cohort,
-        rounds=rounds,
-        delta=delta,
-        sampling=kind,
-    )
+    who = "rate" if args.cohort is None and args.rate is not None else "cohort"
+    run = _needed(args, "clients", "noise_multiplier", "rounds", "delta", who)
+    clients, noise, kind = args.clients, args.noise_multiplier, args.sampling or "fixed"
+    if who == "rate":
+        run["cohort"] = round(run.pop("rate") * clients)
+    cohort = run["cohort"]
+    claimed = liang.paper_liang_epsilon(**run, sampling=kind)
     if kind == "poisson":
         rest = Poisson(cohort / clients, clients), "client", "zero-out"
         return claimed, [_row("noise z*G on the sum", args, Gaussian(noise), *rest)]
@@ -133,16 +129,11 @@ def _liang(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
 
 def _cheng(args: argparse.Namespace) -> tuple[Claim, list[Row]]:
     """Noise split over a Poisson cohort."""
-    clients, noise, rounds, delta = _need(args, "clients", "noise_multiplier", "rounds", "delta")
-    rate = args.rate if args.rate is not None else _need(args, "cohort")[0] / clients
-    claimed = cheng.paper_cheng_epsilon(
-        noise_multiplier=noise,
-        delta=delta,
-        clients=clients,
-        cohort=rate * clients,
-        rounds=rounds,
-        c2=args.c2,
-    )
+    who = "cohort" if args.rate is None and args.cohort is not None else "rate"
+    run = _needed(args, "clients", "noise_multiplier", "rounds", "delta", who)
+    clients, rounds, noise = args.clients, args.rounds, args.noise_multiplier
+    rate = run.pop("rate") if who == "rate" else run["cohort"] / clients
+    claimed = cheng.paper_cheng_epsilon(**run | {"cohort": rate * clients}, c2=args.c2)
     secret, unit = (args, Gaussian(noise), Poisson(rate, clients)), ("client", "zero-out")
     average, shares = math.ceil(rate * rounds), max(1, math.floor(rate * clients))
     seen = f"untrusted server, cohorts of {shares}, {average} participations (the mean) enforced"
@@ -177,9 +168,5 @@ def _row(
         return what, None, str(refusal)
 
 
-def _need(args: argparse.Namespace, *names: str) -> tuple[Any, ...]:
-    """Return the values of these options, all of which must be there."""
-    for name in names:
-        if getattr(args, name) is None:
-            raise ConfigError(f"{console.flag(name)}: --paper {args.paper} needs it")
-    return tuple(getattr(args, name) for name in names)
+def _needed(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return needed(args, f"--paper {args.paper}", *names)
