@@ -72,6 +72,8 @@ BAD = {
     "option": (["--frobnicate"], "--frobnicate"),
     "resume": (["--resume", "nothing"], "nothing"),
     "seed": (["--seed", "x"], "--seed"),
+    "word for a number": (["--epsilon", "abc"], "--epsilon: need a number, got 'abc'"),
+    "unit": (["--unit", "user"], "--unit: need one of record, person, client"),
 }
 
 
@@ -83,6 +85,26 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert done.refused, done.err
     assert named in done.err
     assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--classes", "A"], ["--classes", "A,B", "--class-weights", "Q=2"]]
+)
+def test_wrong_classes_are_refused_before_statistics_are_bought(
+    fedveil: Shell, wrong: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "t.csv").write_text("x,grade\n" + "1,A\n2,B\n" * 200)
+    done = fedveil("run", "--data", "t.csv", "--label", "grade", "--quiet", *wrong)
+    assert done.refused, done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_a_run_that_nothing_can_be_tested_on_says_so(fedveil: Shell, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,grade\n" + "1,A\n2,B\n" * 200)
+    options = ["--data", "t.csv", "--label", "grade", "--classes", "C,D", "--quiet", "--json"]
+    document = fedveil("run", *options).document
+    assert document["accuracy"] is None
+    assert any("--classes" in warning for warning in document["warnings"])
 
 
 LONG = ["--set", "training.rounds=30", "--set", "training.local_epochs=2"]

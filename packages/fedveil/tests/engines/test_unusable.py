@@ -13,6 +13,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.data.unusable import with_marks
+from fedveil.methods.moments import moments
 from fedveil.training.client.local_training import GradientClip, LearningRate, LocalTraining
 from fedveil.training.client.update_pipeline import Block, UpdatePipeline
 from fedveil.training.engines.choose import ENGINES, build_engine, supports
@@ -178,5 +179,30 @@ def test_a_run_goes_to_its_end_whatever_is_unusable(
         run.finish()
         assert torch.isfinite(run.weights).all()
         assert np.isfinite(run.evaluate().loss)
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("task", [fv.Task.CLASSIFICATION, fv.Task.REGRESSION, fv.Task.MULTI_LABEL])
+@pytest.mark.parametrize("noise", [*NOISE, "moments"])
+def test_a_run_goes_to_its_end_if_nothing_is_usable(noise: str, task: fv.Task) -> None:
+    owners = np.arange(24) % 12
+    targets = {
+        fv.Task.CLASSIFICATION: np.full(24, 9),
+        fv.Task.REGRESSION: np.full(24, np.nan, np.float32),
+        fv.Task.MULTI_LABEL: np.full((24, 2), 9),
+    }[task]
+    classes = None if task is fv.Task.REGRESSION else 2
+    inputs = np.ones((24, 4), np.float32)
+    federation = fv.Federation.from_arrays(inputs, targets, owners, task=task, classes=classes)
+    assert federation.train.usable is not None
+    assert not federation.train.usable.any()
+    local = fv.LocalTraining(fv.LearningRate(0.1), steps=2)
+    method = moments(unit=fv.Unit.RECORD) if noise == "moments" else NOISE[noise](local)
+    model = fv.build("auto", federation)
+    run = fv.Run(fv.plan(method, federation, model, budget=fv.Budget(epsilon=8.0)))
+    try:
+        run.finish()
+        assert torch.isfinite(run.weights).all()
     finally:
         run.close()

@@ -95,6 +95,13 @@ def test_what_was_spent_before_is_not_spent_again(
     assert json.loads(capsys.readouterr().out)["rows"] == said["rows"]
 
 
+def test_options_change_the_recipe_as_they_do_in_run(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", recipe, "--feasible", "--epsilon", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == 2.0
+
+
 def test_ctrl_c_prints_the_best_so_far(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,8 @@ participations: account USUAL --participations 4
 zcdp: calibrate --epsilon 1 --delta 1e-5 --rounds 3 --mechanism zcdp
 --rate: calibrate --find rate --epsilon 1 --delta 1e-5 --rounds 3 --rate 0.1
 single round: calibrate --find rounds --epsilon 0.01 --delta 1e-9 --noise-multiplier 0.1 --rate 0.9
+--rounds: account dp-fedavg --rounds 3
+--noise-multiplier: calibrate dp-fedavg --epsilon 2 --noise-multiplier 3
 no amount of noise: calibrate --epsilon 1 --delta 0 --rounds 3
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from functools import cache
 from importlib import import_module
@@ -64,6 +65,9 @@ _ELSEWHERE = {
 }
 
 _TABLES = (".csv", ".csv.gz", ".parquet")
+_WRONG_TYPE = re.compile(r"argument ([^:]+): invalid (.+) value: (.*)")
+_WRONG_CHOICE = re.compile(r"argument ([^:]+): invalid choice: (.*) \(choose from (.*)\)")
+_TYPES = {"float": "number", "int": "whole number"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,6 +76,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments:") and message.endswith(_TABLES):
             message = "--data takes one name: for several tables a folder, or 'DIR/*.csv' in quotes"
+        elif wrong := _WRONG_TYPE.fullmatch(message):
+            message = f"{wrong[1]}: need a {_TYPES.get(wrong[2], wrong[2])}, got {wrong[3]}"
+        elif wrong := _WRONG_CHOICE.fullmatch(message):
+            choices = wrong[3].replace("'", "")
+            message = f"{wrong[1]}: need one of {choices}, got {wrong[2]}"
+        elif message.endswith("required: ACTION"):
+            (actions,) = (one.choices for one in self._actions if one.metavar == "ACTION")
+            message = f"name what to do: {', '.join(actions or ())}"
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 

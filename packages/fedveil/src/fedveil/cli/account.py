@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 
 from fedveil.cli import console
-from fedveil.cli.mechanism_args import add_arguments, described, document_of, show
+from fedveil.cli.mechanism_args import (
+    add_arguments,
+    described,
+    document_of,
+    refuse_beside,
+    show,
+)
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import extension
 
@@ -42,6 +48,7 @@ def execute(args: argparse.Namespace) -> int:
         return code
     progress, person, certify = None, None, None
     if args.source is not None:
+        refuse_beside(args)
         guarantee, progress = guarantee_of(args.source)
         certify = None if guarantee.certified else way_to_certify(args.source)
     elif args.rounds is None:

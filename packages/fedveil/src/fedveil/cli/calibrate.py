@@ -16,6 +16,7 @@ from fedveil.cli.mechanism_args import (
     document_of,
     mechanism_kind,
     mechanism_of,
+    refuse_beside,
     show,
 )
 from fedveil.core.errors import ConfigError
@@ -42,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     if args.source is not None:
+        refuse_beside(args)
         from fedveil.cli.load_guarantee import guarantee_of
 
         planned, _ = guarantee_of(args.source, args.epsilon)

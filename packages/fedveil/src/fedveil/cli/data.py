@@ -38,7 +38,8 @@ _DETAILS = ("home", "holdout", "test_fraction", "validation_fraction")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=tuple(_ACTIONS), help="what to do")
+    actions = f"what to do: {', '.join(_ACTIONS)}"
+    parser.add_argument("action", choices=tuple(_ACTIONS), metavar="ACTION", help=actions)
     parser.add_argument(
         "name", nargs="?", help="show: a data set; schema, statistics: a CSV or Parquet file"
     )

@@ -98,6 +98,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         console.add_options(parser, options, title)
 
 
+def refuse_beside(args: argparse.Namespace) -> None:
+    """Refuse options that describe a mechanism where a run or a recipe is named, which has its own.
+
+    Raises:
+        ConfigError: One of them is given.
+    """
+    for options in _OPTIONS.values():
+        for option, (kind, _, *default) in options.items():
+            flag = option.partition(" ")[0]
+            usual = [] if kind is list else default[0] if default else None
+            if getattr(args, flag[2:].replace("-", "_")) != usual:
+                raise ConfigError(f"{flag}: {args.source} says it itself. Leave the option out.")
+
+
 @dataclass(frozen=True)
 class Described:
     """What the options describe: releases of one mechanism, and what is promised to whom."""

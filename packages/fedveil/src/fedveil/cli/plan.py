@@ -41,7 +41,7 @@ _wholes.__name__ = "list of whole numbers"
 whole.__name__ = "whole number"  # argparse says "invalid whole number value"
 
 _TRUSTS = ("local", "distributed", "central")
-_GIVEN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise")  # by a recipe
+_GIVEN = ("clients", "cohort", "dimension", "noise")  # by a recipe
 _OPTIONS: dict[str, console.Options] = {
     "": {
         "--set KEY=VALUE": (list, "change the recipe"),
@@ -114,7 +114,7 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
         if getattr(args, name) is not None:
             raise ConfigError(f"{console.flag(name)}: given by the recipe; change it with --set")
     table = recipes.DEFAULT_JOB if args.recipe is None else recipes.read(args.recipe)
-    return recipes.with_defaults(recipes.parse(table, args.set))
+    return recipes.with_defaults(recipes.parse(table, args.set, own_data.given(args)))
 
 
 def _emit(args: argparse.Namespace, document: dict[str, Any]) -> int:

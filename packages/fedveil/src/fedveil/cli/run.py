@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -26,6 +27,9 @@ def _seed(text: str) -> int | str:
     return text if text == "none" else int(text)
 
 
+_seed.__name__ = "whole number or the word none"  # argparse shows it
+
+
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
     **own_data.OPTIONS,
@@ -46,6 +50,10 @@ _FALLING = (
 _NO_TEST = (
     "There is no row to test on: each client has but one, and keeps it. --set data.holdout=clients "
     "holds out whole clients, and --test FILE brings other rows."
+)
+_NO_LABEL = (
+    "Nothing was tested: the model gives no number on these rows, or no row to test on has a label "
+    "that fits. Check --label and --classes."
 )
 
 
@@ -146,7 +154,9 @@ def _recipe(args: argparse.Namespace) -> Recipe:
             raise ConfigError(
                 "--resume: goes on with the run as it is; give no other recipe options"
             )
-        return recipes.parse(recipes.read(args.resume / "recipe.toml"))
+        from fedveil.run.directory import stored_recipe
+
+        return recipes.parse(stored_recipe(args.resume))
     if args.moved:
         raise ConfigError("--moved: give it together with --resume")
     if args.recipe is not None:
@@ -236,16 +246,19 @@ def result_of(
     from fedveil.run.columns import columns_of, effects_of
 
     plan, directory, guarantee = run.plan, run.directory, run.guarantee
-    result: dict[str, Any] = {}
+    result, untested = dict[str, Any](), ""
     if len(plan.federation.test):  # a hub may have none
         metrics, scaling = run.evaluate(), plan.federation.target_scaling
         result |= {"accuracy": metrics.accuracy} if metrics.accuracy is not None else {}
         result["loss"] = metrics.loss
         if metrics.accuracy is None:  # in the label's own unit
             result["rmse"] = metrics.rmse / (1.0 if scaling is None else float(scaling.factor))
+        untested = _NO_LABEL if math.isnan(metrics.loss) else ""
     elif recipe.data.file is not None and recipe.data.test_fraction != 0:
-        warnings = [*warnings, _NO_TEST]
-        console.note((), [_NO_TEST])
+        untested = _NO_TEST
+    if untested:
+        warnings = [*warnings, untested]
+        console.note((), [untested])
     scores = run.scores()
     if scores is not None:
         result["scores"] = scores.to_dict()

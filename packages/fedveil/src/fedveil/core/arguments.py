@@ -37,11 +37,12 @@ def interval(text: str) -> Callable[[str, Any], float]:
     low, high = (float(end) for end in text[1:-1].split(","))
     above = operator.ge if text[0] == "[" else operator.gt
     below = operator.le if text[-1] == "]" else operator.lt
+    words = f"a number {'of at least' if text[0] == '[' else 'above'} {low:g}"
+    if high < math.inf:
+        words += f" and {'at most' if text[-1] == ']' else 'below'} {high:g}"
 
     def check(name: str, value: Any) -> float:
-        return _within(
-            name, value, lambda x: above(x, low) and below(x, high), f"a number in {text}"
-        )
+        return _within(name, value, lambda x: above(x, low) and below(x, high), words)
 
     return check
 
@@ -67,10 +68,8 @@ def count(name: str, value: Any, least: int = 1) -> int:
     """A whole number of at least `least`."""
     number = whole(name, value)
     if not least <= number <= LARGEST_COUNT:
-        raise ConfigError(
-            f"{name}: need a whole number of at least {least} and at most {LARGEST_COUNT:.0e}, "
-            f"got {value!r}"
-        )
+        bound = f"at least {least}" if number < least else f"at most {LARGEST_COUNT:,}"
+        raise ConfigError(f"{name}: need a whole number of {bound}, got {value!r}")
     return number
 
 

@@ -31,8 +31,10 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         partial.replace(path)
         if durable:
             sync_directory(path.parent)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # the name that the user knows
         raise
 
 

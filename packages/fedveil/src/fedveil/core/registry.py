@@ -77,7 +77,7 @@ class Registry(Mapping[str, T], Generic[T]):
         except KeyError:
             names = [*self, *also]
             near = get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            hint = f"did you mean {str(near[0])!r}?" if near else f"there are {', '.join(names)}"
             raise ConfigError(f"{key}: unknown {self.kind} {name!r}; {hint}") from None
 
     def __getitem__(self, name: str) -> T:

@@ -559,6 +559,8 @@ def _declared_labels(
     names = tuple(map(str, classes or ()))
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{path}: classes: {twice[0]!r} stands there twice")
+    if len(names) == 1 and separator is None:
+        raise ConfigError(f"{path}: classes: {names[0]!r} is the only one. Name all of them.")
     if separator is not None:
         check_separator("label_separator", separator, names or target.categories)
         if labels[0] in (public or {}) and target.separator != separator:

@@ -145,7 +145,7 @@ class SecondMoments:
 
     def rows(self, inputs: npt.NDArray[Any]) -> Ints:
         """Return records `[records, inputs + 1]` on the grid, none longer than 1."""
-        flat = inputs.reshape(len(inputs), -1)
+        flat = inputs.reshape(len(inputs), self.inputs)  # of clients that have none, too
         ones = np.ones((len(flat), 1), dtype=np.float64)
         rows = np.concatenate([ones, flat.astype(np.float64)], axis=1) / self.row_norm
         return np.asarray(snap_rows(rows, _GRID, Clip(1.0)), dtype=np.int64)

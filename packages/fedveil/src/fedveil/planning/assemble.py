@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedveil.core.arguments import one_of
+from fedveil.core.arguments import number_of, one_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.bins import bins_for
@@ -198,6 +198,8 @@ def offer_of(recipe: Recipe, clients: int, rows: Callable[[Unit], int]) -> Offer
     if not entry.private or privacy.epsilon is None:
         return None
     Budget(privacy.epsilon, privacy.delta)
+    if recipe.data.classes:
+        _check_weights(recipe.training.class_weights, recipe.data.classes)
     if recipe.data.bins is not None and recipe.data.bins < 2:
         raise ConfigError(f"data.bins: must be at least 2, got {recipe.data.bins}. Leave it out.")
     unit = one_of(Unit)("privacy.unit", privacy.unit or entry.unit)
@@ -306,13 +308,16 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
 def _weighted(given: Mapping[str, Any], federation: Federation) -> ClassWeights:
     """The loss with weights of classes by name; a class that is not named counts once."""
     names = federation.class_names or tuple(map(str, range(federation.classes)))
+    _check_weights(given, names)
+    return ClassWeights(tuple(float(given.get(name, 1.0)) for name in names))
+
+
+def _check_weights(given: Mapping[str, Any], names: Sequence[str]) -> None:
     for name, weight in given.items():
         if name not in names:
-            known = f"there are {', '.join(names[:8])}" if names else "numbers have no classes"
-            raise ConfigError(f"training.class_weights: no class {name!r}; {known}")
-        if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise ConfigError(f"training.class_weights: {name!r} needs a number, got {weight!r}")
-    return ClassWeights(tuple(float(given.get(name, 1.0)) for name in names))
+            hint = f"There are {', '.join(names[:8])}." if names else "Numbers have no classes."
+            raise ConfigError(f"training.class_weights: there is no class {name!r}. {hint}")
+        number_of(f"training.class_weights.{name}", weight)
 
 
 def with_batch(recipe: Recipe, federation: Federation) -> Recipe:

@@ -78,9 +78,9 @@ def read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         from difflib import get_close_matches
 
-        short = [name for name in shipped() if not name.startswith("best/")]
-        names = get_close_matches(str(path), shipped(), n=3) or [*short, "best/..."]
-        raise ConfigError(f"recipe {path}: no such file; by name: {', '.join(names)}") from None
+        near = get_close_matches(str(path), shipped(), n=3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "fedveil methods lists recipes."
+        raise ConfigError(f"recipe {path}: there is no such file or name. {hint}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -90,6 +91,6 @@ def useless(scores: Mapping[str, Any] | None) -> str:
 
 def shown(key: str, value: float | None) -> str:
     """Write a score: shares in percent, others to four digits, an unknown one as a dash."""
-    if value is None:
+    if value is None or math.isnan(value):
         return "-"
     return f"{value:.1%}" if key in _SHARES else f"{value:.4g}"
