@@ -119,7 +119,7 @@ def test_mistakes_get_one_line_that_says_what_to_do(here: Path, capsys: Any) -> 
     home = ("--home", "hospitals")
     assert "not in the queue" in refusal(capsys, "federation", "stop", "x", *home)
     assert "neither stopped" in refusal(capsys, "federation", "resume", "x", *home)
-    assert "invalid choice" in refusal(capsys, "site", "fly")
+    assert "need one of" in refusal(capsys, "site", "fly")
 
 
 def test_a_guessed_schema_is_agreed_on_by_nobody(here: Path, capsys: Any) -> None:
