@@ -7,6 +7,7 @@
     memory      of a site's processes, idle and after a run
     ready       seconds until a hub hears all its sites (--sites 3 24)
     recovery    seconds from the restart of a killed party to the next released round
+    faults      released rounds and ledgers of hub and sites to which something happens (root)
     secaggplus  the same job as Flower's legacy workflow of SecAgg+, with its own processes
 
 All guards live in this process, so on a few cores their training is one after the other. A round's
@@ -208,10 +209,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["rounds", "echo", *PROCESSES, "secaggplus"])
+    parser.add_argument("what", choices=["rounds", "echo", *PROCESSES, "faults", "secaggplus"])
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 10, 50])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--faults", nargs="+", default=[], help="some of them alone")
     parser.add_argument("--engine", choices=["memory", *ENGINES], default="memory")
     args = parser.parse_args()
     keep_freed_memory()  # as hubs and sites do
@@ -225,6 +227,10 @@ def main() -> None:
         from benchmarks import deploy_processes
 
         deploy_processes.run(args.what, args.sites)
+    elif args.what == "faults":
+        from benchmarks import deploy_faults
+
+        deploy_faults.run(args.faults)
     else:
         from benchmarks import deploy_secaggplus
 

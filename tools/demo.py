@@ -93,6 +93,7 @@ class Demo:
     folder: Path
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    variables: dict[str, dict[str, str]] = field(default_factory=dict)  # by party, of its process
 
     @property
     def environment(self) -> dict[str, str]:
@@ -124,7 +125,7 @@ class Demo:
             self.processes[name] = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=self.environment,
+                env={**self.environment, **self.variables.get(name, {})},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -181,10 +182,10 @@ def write_tables(folder: Path, rows: int) -> None:
     (folder / "schema.toml").write_text(SCHEMA)
 
 
-def found(demo: Demo, rounds: int, rows: int, address: str) -> None:
+def found(demo: Demo, rounds: int, rows: int, address: str, policy: str = POLICY) -> None:
     """Files, federation and bundles; every hospital joins."""
     write_tables(demo.folder, rows)
-    (demo.folder / "policy.toml").write_text(POLICY)
+    (demo.folder / "policy.toml").write_text(policy)
     batch = min(2000, rows // 6)
     (demo.folder / "recipe.toml").write_text(RECIPE.format(rounds=rounds, batch=batch))
     sites = [word for site in SITES for word in ("--site", site)]

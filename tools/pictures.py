@@ -1,8 +1,9 @@
 """The pictures of README and docs: `python tools/pictures.py [claims terminal report site ...]`.
 
-`claims` is drawn from results/*.json. `terminal` is a run on examples/loans.csv, as an animation of
-what it prints; `report` is its report, `site` the documentation and `console` the page of a site
-across machines: screenshots by a headless Chromium. `site` needs `make docs` first.
+`claims` is drawn from results/*.json, `hospitals` from two runs of the demo's hospitals.
+`terminal` is a run on examples/loans.csv, as an animation of what it prints, `report` its report,
+`site` the documentation and `console` the page of a site across machines: screenshots by a headless
+Chromium. `site` needs `make docs` first.
 """
 
 from __future__ import annotations
@@ -170,6 +171,64 @@ def shoot_console(folder: Path) -> None:
         made.close()
 
 
+def draw_hospitals(path: Path) -> None:
+    """Two runs of three hospitals by the demo's processes: batches that are secret or not."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    from benchmarks.deploy_engines import free_port
+    from tools import demo
+
+    os.umask(0o077)
+    runs: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="fedveil-") as place:
+        playing = demo.Demo(Path(place))
+        lasting = 'epsilon = 6.0\nadjacency = "zero-out"'
+        policy = demo.POLICY.replace("epsilon = 6.0", lasting)
+        try:
+            demo.found(playing, 40, 12_000, f"localhost:{free_port()}", policy)
+            for name in ("hospitals", *demo.SITES):
+                playing.start(name)
+            demo.confirm(playing)
+            recipe = (playing.folder / "recipe.toml").read_text()
+            recipe = re.sub(r"batch_size = .*", 'batch_size = 200\nbatches = "{}"', recipe)
+            recipe = recipe.replace("epsilon = 2.0", 'epsilon = 0.5\nadjacency = "zero-out"')
+            for kind in ("shuffled", "poisson"):
+                (playing.folder / f"{kind}.toml").write_text(recipe.format(kind))
+                more = ("--name", kind, "--test", "test.csv", "--home", "hospitals")
+                playing.fedveil("federation", "run", f"{kind}.toml", *more)
+                folder = playing.folder / "hospitals" / "runs" / kind
+                lines = (folder / "metrics.jsonl").read_text().splitlines()
+                promise = json.loads((folder / "guarantee.json").read_text())
+                runs[kind] = {
+                    "accuracy": [json.loads(line)["accuracy"] for line in lines],
+                    "epsilon": promise["epsilon"],
+                    "certified": promise["certified"],
+                }
+        finally:
+            playing.close()
+    style: dict[Any, Any] = {"font.size": 10, "svg.hashsalt": "fedveil", "svg.fonttype": "none"}
+    with rc_context(style):
+        figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+        axes = figure.subplots()
+        for kind, colour, said in (
+            ("poisson", "#1f6fb4", "secret batches"),
+            ("shuffled", "#b3261e", "batches that the hub may know"),
+        ):
+            rounds = range(1, len(runs[kind]["accuracy"]) + 1)
+            label = f"{said}, epsilon {runs[kind]['epsilon']:.2f}"
+            axes.plot(rounds, runs[kind]["accuracy"], color=colour, linewidth=1.8, label=label)
+        axes.set_xlabel("round")
+        axes.set_ylabel("accuracy on public test rows")
+        axes.yaxis.set_major_formatter(lambda value, place: f"{value:.0%}")
+        axes.grid(axis="y", color="0.9", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="lower right")
+        described = json.dumps(runs)
+        figure.savefig(path, metadata={"Date": None, "Description": described}, facecolor="white")
+
+
 def _shoot(views: Mapping[str, tuple[Path | str, Callable[[Any], None]]], folder: Path) -> None:
     from tests.report.browser import Page, installed
 
@@ -194,6 +253,7 @@ PICTURES: dict[str, Callable[[], None]] = {
     "report": lambda: shoot_report(IMAGES),
     "site": lambda: shoot_site(IMAGES),
     "console": lambda: shoot_console(IMAGES),
+    "hospitals": lambda: draw_hospitals(IMAGES / "hospitals.svg"),
 }
 
 

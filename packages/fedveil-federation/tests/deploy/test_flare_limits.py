@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 from tests.deploy.courier_suite import LONG
-from tests.deploy.victims import Victims, of_hub, running, wait_for
+from tests.deploy.victims import Victims, highest_memory, of_hub, running, wait_for
 
 from benchmarks.deploy_engines import accepts
+from fedveil_federation.deploy.courier import Unreachable
 
 pytestmark = pytest.mark.skipif(
     find_spec("nvflare") is None,
@@ -110,6 +111,16 @@ def test_streams_of_one_site_keep_no_other_out(victims: Victims) -> None:
             peer.close()
 
 
+def test_a_request_beyond_the_owners_limit_is_not_buffered(victims: Victims) -> None:
+    """The hub, or who has its key, sends 800 MB; the site is there for what it allows."""
+    with running(victims.site) as (process,):
+        wait_for(lambda: "north" in of_hub(victims).sites())
+        found = of_hub(victims).ask({"north": bytes(800 << 20)}, 20.0)["north"]
+        assert isinstance(found, Unreachable)
+        wait_for(lambda: isinstance(of_hub(victims).ask({"north": b"?"}, 2.0)["north"], bytes))
+        assert highest_memory(process.pid) < 300  # of which FLARE takes 100 to 160
+
+
 def test_a_stream_ends_unless_it_greets_by_the_certificates_name(victims: Victims) -> None:
     names = ("north", "server", "server.south", "south.x", "SOUTH", " south ", "", "south/x")
     for name in (*names, "south"):
@@ -139,12 +150,15 @@ def test_a_site_cannot_answer_in_anothers_place(victims: Victims) -> None:
         asked = threading.Thread(target=lambda: found.update(asking.ask({"north": b"?"}, LONG)))
         asked.start()
         wait_for(lambda: len(north.arrived) > 1)  # the greeting, then the request
+        request = north.arrived[1]
+        length = int.from_bytes(request[4:6], "big")
+        asked_as = msgpack.unpackb(request[16 : 16 + length])["number"]
         for kind in ("answer", "failure"):
-            for number in range(10):
+            for number in range(asked_as + 5):
                 headers = msgpack.packb({"kind": kind, "number": number})
                 south.send(Types.DATA, headers, b"forged", APPLICATION)
         time.sleep(1)
-        headers = msgpack.packb({"kind": "answer", "number": 1})
+        headers = msgpack.packb({"kind": "answer", "number": asked_as})
         north.send(Types.DATA, headers, b"true", APPLICATION)
         asked.join()
         assert found == {"north": b"true"}

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.deploy.hospitals import POLICY, SITES, Hospitals, hospitals
 from tests.deploy.victims import wait_for
 
 from benchmarks.deploy_engines import free_port
+from benchmarks.deploy_links import Link
 from fedveil_federation.cli.hub import finish
 from fedveil_federation.deploy import certificates, state_dirs
 from fedveil_federation.deploy.courier_process import CourierProcess
@@ -29,55 +28,6 @@ from fedveil_federation.deploy.sockets import SocketCourier
 
 SECRET = {"training__batches": "poisson", "training__batch_size": 20, "privacy__epsilon": 8.0}
 ZERO_OUT = POLICY.replace("[allow]", 'adjacency = "zero-out"\n\n[allow]')
-
-
-class Link:
-    """A TCP proxy whose connections end after some bytes, or carry few bytes at a time.
-
-    Args:
-        target: the port where it connects to.
-        lasts: the least and the most bytes after which a connection is cut; none: never.
-        piece: the bytes of one step; 0: as they come.
-        delay: seconds of a step.
-    """
-
-    def __init__(self, target: int, lasts: Any = None, piece: int = 0, delay: float = 0.0) -> None:
-        self._target, self._lasts, self._piece, self._delay = target, lasts, piece, delay
-        self._draw, self._ended = random.Random(7), threading.Event()
-        self.cuts = 0
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listening.accept()
-                threading.Thread(target=self._carry, args=(near,), daemon=True).start()
-
-    def _carry(self, near: socket.socket) -> None:
-        left = [self._draw.randint(*self._lasts) if self._lasts else 1 << 60]
-        with near, suppress(OSError), socket.create_connection(("127.0.0.1", self._target)) as far:
-            back = threading.Thread(target=self._pump, args=(far, near, left), daemon=True)
-            back.start()
-            self._pump(near, far, left)
-            back.join()
-
-    def _pump(self, of: socket.socket, to: socket.socket, left: list[int]) -> None:
-        with suppress(OSError):
-            while left[0] > 0 and (part := of.recv(min(self._piece or 1 << 16, left[0]))):
-                self._ended.wait(self._delay)  # how long the link takes
-                to.sendall(part)
-                left[0] -= len(part)
-            self.cuts += left[0] <= 0
-        for one in (of, to):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._ended.set()
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
 
 
 @contextmanager

@@ -59,9 +59,9 @@ _MOST_QUEUED = 4  # frames to a peer that does not take them
 _MOST_GREETING = 4096  # bytes; everything but messages is short
 _BETWEEN_STREAMS = 0.5  # seconds; a site waits for 1 before it connects again
 _LONGEST_CLOSE = 5.0  # seconds until a stream that was cancelled has ended
+_AROUND = 1 << 16  # bytes of a frame around what it carries, at most
 _GRPC_OPTIONS = [
-    ("grpc.max_send_message_length", MAX_FRAME + (1 << 16)),
-    ("grpc.max_receive_message_length", MAX_FRAME + (1 << 16)),  # known before it is buffered
+    ("grpc.max_send_message_length", MAX_FRAME + _AROUND),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -83,6 +83,7 @@ class FlareLink(MessageReceiver):  # type: ignore[misc]
         port: the hub's port.
         credentials: FLARE's names for the files with certificate, key and authority.
         peers: endpoints that may talk to this one; everybody else is ignored.
+        most: bytes of a message to this party; a longer one ends the stream before it is read.
         answer: answers a peer's request; None at a party that is never asked.
     """
 
@@ -93,6 +94,7 @@ class FlareLink(MessageReceiver):  # type: ignore[misc]
         port: int,
         credentials: Mapping[str, str],
         peers: Iterable[str],
+        most: int,
         answer: Answer | None = None,
     ) -> None:
         self._peers, self._answer = frozenset(peers), answer
@@ -102,7 +104,7 @@ class FlareLink(MessageReceiver):  # type: ignore[misc]
         self._communicator = Communicator(Endpoint(name, conn_props=dict(credentials)), own)
         self._communicator.register_message_receiver(APPLICATION, self)
         self._communicator.conn_manager.frame_mgr_executor = _SameThread()
-        driver = _Driver(self._peers)
+        driver = _Driver(self._peers, most)
         place = parse_url(f"grpcs://{host}:{port}")
         mode = Mode.PASSIVE if name == HUB else Mode.ACTIVE
         self._communicator.add_connector_advanced(driver, mode, place, secure=True)
@@ -205,9 +207,9 @@ class _SameThread(Executor):
 class _Driver(GrpcDriver):  # type: ignore[misc]
     """FLARE's gRPC driver with limits: one stream for each peer, and a short queue to it."""
 
-    def __init__(self, peers: frozenset[str]) -> None:
+    def __init__(self, peers: frozenset[str], most: int) -> None:
         super().__init__()
-        self.options = _GRPC_OPTIONS
+        self.options = [*_GRPC_OPTIONS, ("grpc.max_receive_message_length", most + _AROUND)]
         self.max_workers = 2 * len(peers) + 8  # a stream occupies one as long as it lasts
         self._peers, self._lock = peers, threading.Lock()
         self._streams: dict[str, tuple[str, Any]] = {}  # by site: the newest, and its context
@@ -312,4 +314,4 @@ def _link(
         f"{role}_key": str(place / "link.pem"),
         "connection_security": "mtls",
     }
-    return FlareLink(settings.name, host, settings.port, credentials, peers, answer)
+    return FlareLink(settings.name, host, settings.port, credentials, peers, settings.most, answer)
