@@ -10,12 +10,13 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedveil as fv
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.training.models import backbone
 from fedveil.training.models.backbone import BackboneFeatures
 from fedveil.training.models.features import Featurizer
 
@@ -184,3 +185,31 @@ def test_timm_takes_weights_from_the_file_alone_and_nothing_is_downloaded(
     BackboneFeatures("timm:small")
     assert asked == [("small", False, 0, True), ("small", True, 0, True)]
     assert hub.HF_HUB_OFFLINE is False
+
+
+def test_a_hugging_face_model_has_no_weights_that_its_folder_lacks(tmp_path: Path) -> None:
+    """Folders of image classifiers hold no pooler, and the library makes one up at random."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8}
+    config = transformers.ViTConfig(**sizes, num_hidden_layers=1, patch_size=4)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 8, "width": 8}}
+    means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor | means))
+
+    example, made = torch.from_numpy(pictures(1)[0]), []
+    for seed in (0, 1):
+        backbone._load.cache_clear()  # as in another process
+        backbone._layer.cache_clear()
+        torch.manual_seed(seed)
+        features = BackboneFeatures(f"transformers:{tmp_path}")
+        made.append((features.digest, features(example)))
+    assert made[0][0] == made[1][0]
+    assert torch.equal(made[0][1], made[1][1])
+
+    (weights,) = tmp_path.glob("*.safetensors")
+    kept = {name: one for name, one in load_file(weights).items() if ".layernorm_" not in name}
+    save_file(kept, weights, {"format": "pt"})
+    backbone._load.cache_clear()
+    with pytest.raises(ConfigError, match=r"model\.backbone"):
+        BackboneFeatures(f"transformers:{tmp_path}")

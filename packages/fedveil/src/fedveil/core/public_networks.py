@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from runpy import run_path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -72,6 +72,36 @@ def called(name: str) -> Any:
     if place.endswith(".py"):
         return run_path(place)[function]()
     return getattr(import_module(place), function)()
+
+
+def pretrained(key: str, place: str) -> nn.Module:
+    """Load a Hugging Face model from this machine, and nothing that its file does not hold.
+
+    The library makes up weights that a file lacks, anew in every process. A pooler without weights,
+    which files of classifiers and language models have not got, is left out.
+
+    Args:
+        key: The recipe's key that names the model, for messages.
+        place: Its folder, or its name in the library's cache.
+
+    Raises:
+        ConfigError: Other weights than a pooler's are missing.
+    """
+    library = import_module("transformers")
+    library.utils.logging.disable_progress_bar()
+    network, about = library.AutoModel.from_pretrained(
+        place, local_files_only=True, output_loading_info=True
+    )
+    missing = sorted(about["missing_keys"])
+    others = [name for name in missing if not name.startswith("pooler.")]
+    if others:
+        raise ConfigError(
+            f"{key}: {place} has no {others[0]} ({len(others)} weights are missing). Name a folder "
+            "with all weights of the model in its config.json."
+        )
+    if missing:
+        network.pooler = None
+    return cast(nn.Module, network)
 
 
 def weights_digest(network: nn.Module) -> str:

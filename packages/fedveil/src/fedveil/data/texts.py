@@ -27,7 +27,13 @@ from torch import nn
 from fedveil.core.containment import contained, silence
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.progress import in_blocks
-from fedveil.core.public_networks import called, offline, one_thread, weights_digest
+from fedveil.core.public_networks import (
+    called,
+    offline,
+    one_thread,
+    pretrained,
+    weights_digest,
+)
 from fedveil.data.schema import Column
 
 KEY = "data.text_encoder"
@@ -158,9 +164,8 @@ def _transformer(place: str) -> tuple[Callable[[str], Any], str]:
     """Load a folder of a Hugging Face model: the mean of its last hidden state over the tokens."""
     folder = _folder(place)
     library = import_module("transformers")
-    library.utils.logging.disable_progress_bar()
     tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    network = library.AutoModel.from_pretrained(folder, local_files_only=True)
+    network = pretrained(KEY, str(folder))
     network.float().requires_grad_(False).eval()
     positions = getattr(network.config, "max_position_embeddings", _LONGEST)
     longest = min(tokenizer.model_max_length, positions)

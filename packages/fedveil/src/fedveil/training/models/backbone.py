@@ -23,7 +23,7 @@ from torch.nn.functional import interpolate
 
 from fedveil.core.arguments import settle
 from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.core.public_networks import called, offline, weights_digest
+from fedveil.core.public_networks import called, offline, pretrained, weights_digest
 from fedveil.training.models.frozen import read_weights
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its colours
@@ -217,9 +217,10 @@ def _from_torchvision(name: str) -> tuple[nn.Module, Preprocessing]:
 
 
 def _from_transformers(path: str) -> tuple[nn.Module, Preprocessing]:
-    library = import_module("transformers")
-    network = library.AutoModel.from_pretrained(path, local_files_only=True)
-    wanted = library.AutoImageProcessor.from_pretrained(path, local_files_only=True)
+    network = pretrained("model.backbone", path)
+    wanted = import_module("transformers").AutoImageProcessor.from_pretrained(
+        path, local_files_only=True
+    )
     size = wanted.size.get("height") or wanted.size.get("shortest_edge") or _PIXELS
     return network, Preprocessing(int(size), tuple(wanted.image_mean), tuple(wanted.image_std))
 
