@@ -186,15 +186,19 @@ def case_of(name: str, labels: dict[str, object]) -> tuple[Case, dict[str, objec
 def test_a_sample_of_the_written_results_comes_out_again(
     name: str, labels: dict[str, object]
 ) -> None:
-    """Mean and deviation over the same seeds, to the digits that a table shows."""
+    """Mean and deviation over the same seeds, to the digits that a table shows.
+
+    In a network's whole run the rounding of another processor may turn two or three test images.
+    """
     experiment = EXPERIMENTS[name]
     case, row = case_of(name, labels)
     ours = row["ours"]
     run = experiment.run or run_case
     outcomes = tuple(run(case, seed, lambda share: None) for seed in range(ours["seeds"]))
     again = Row(case, outcomes).spread(experiment.metric)
-    assert again.mean == pytest.approx(ours["mean"], rel=1e-4)
-    assert again.deviation == pytest.approx(ours["deviation"], rel=1e-2, abs=1e-3)
+    images = 0.06 if experiment.metric == "accuracy" else 0.0  # percentage points
+    assert again.mean == pytest.approx(ours["mean"], rel=1e-4, abs=images)
+    assert again.deviation == pytest.approx(ours["deviation"], rel=1e-2, abs=images or 1e-3)
 
 
 # Pages with hours of runs of older code; their Markdown says so.
