@@ -13,6 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.frontier import RESULTS, current
 from benchmarks.frontier_tables import (
@@ -26,7 +27,6 @@ from benchmarks.frontier_tables import (
     papers_methods,
     shown,
 )
-from fedveil_lab.reproduction.charts import write_out
 
 OPENING = Path(__file__).parent.parent / "docs" / "images" / "frontier.svg"
 EPSILONS = (0.5, 1, 2, 4, 8, 30, 100, 300, 1000)  # that are written on an axis
@@ -83,7 +83,7 @@ def _one(key: str, found: dict[str, Any]) -> None:
     ticks = [tick for tick in EPSILONS if tick <= axis.get_xlim()[1]]
     axis.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
     axis.minorticks_off()
-    write_out(axis.yaxis)
+    _write_out(axis.yaxis)
     axis.title.set_fontsize(10)
     axis.legend(fontsize=6.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axis.spines[["top", "right"]].set_visible(False)
@@ -94,6 +94,15 @@ def _one(key: str, found: dict[str, Any]) -> None:
         metadata={"Software": None, "Description": shown((key,), found)},
     )
     pyplot.close(figure)
+
+
+def _write_out(axis: Any) -> None:
+    """Write 1, 2 and 5 as numbers on a logarithmic axis with few powers of ten."""
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log" and high / low < 200:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _opening(found: dict[str, Any]) -> None:

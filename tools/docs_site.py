@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BESIDE = {"results": ("*.md", "*.png", "planner/*.md", "planner/*.png"), "benchmarks": ("*.md",)}
+BESIDE = {
+    "results": ("*.md", "*.png", "*.svg", "planner/*.md", "planner/*.png"),
+    "benchmarks": ("*.md",),
+}
 _EXAMPLE = re.compile(r"^>>> (?:.*\n?)+?(?=\n|\Z)", re.MULTILINE)  # up to the next blank line
 _LINK = re.compile(r"(!?\[)([^\]]*)(\]\()([^)#\s:]+)([^)]*\))")
 

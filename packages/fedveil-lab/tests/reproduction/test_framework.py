@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -220,4 +221,6 @@ def test_pictures_show_what_the_outcomes_say(store: Store) -> None:
     assert [x for x, _ in final["paper"]] == [2.0, 8.0]
     assert final["paper"][0][1] == rows[0].spread("accuracy")
     assert [x for x, _ in curve[2.0]] == [0.0, 1.0, 2.0, 3.0]
-    assert draw(document(EXPERIMENT, Scale.QUICK, rows, 0)).startswith(b"\x89PNG")
+    picture = ElementTree.fromstring(draw(document(EXPERIMENT, Scale.QUICK, rows, 0)))
+    lines = picture.findall(".//{*}g/{*}polyline")
+    assert [len(line.attrib["points"].split()) for line in lines] == [2, 2, 4, 4]

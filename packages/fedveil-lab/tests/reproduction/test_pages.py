@@ -259,7 +259,7 @@ def test_a_page_and_a_picture_are_drawn_again_from_the_json(
     shutil.copy(RESULTS / f"{name}.json", tmp_path)
     words = ["reproduce", name, "--report", "--results", str(tmp_path)]
     assert main([*words, "--scale", "full"]) == 0
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / f"{name}.svg").read_bytes() == (RESULTS / f"{name}.svg").read_bytes()
     assert main(words) == 2  # what is there is of another scale
     assert name in capsys.readouterr().err
 

@@ -65,7 +65,7 @@ def execute(args: argparse.Namespace) -> int:
                 f"--report: no run of {experiment.name} at scale {scale} is finished; leave it out"
             )
     contents = {"json": as_json(described).encode(), "md": page(described).encode()}
-    paths = write(args.results, experiment.name, {**contents, "png": draw(described)})
+    paths = write(args.results, experiment.name, {**contents, "svg": draw(described)})
 
     def show_findings() -> None:
         for line in described["findings"]:

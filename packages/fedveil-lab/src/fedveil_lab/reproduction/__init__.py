@@ -8,6 +8,6 @@ run_case.py    runs it and writes down what was seen, and what it costs: claimed
 experiment.py  a page: the paper's setting, our differences, the grid of cases, how to show them
 runs.py        runs what is missing of a page, or stale; means and deviations over seeds
 findings.py    what comes out, in sentences
-writing.py     results/NAME.json and NAME.md;  charts.py  NAME.png
+writing.py     results/NAME.json and NAME.md;  charts.py  NAME.svg
 pages/         the papers' experiments
 """

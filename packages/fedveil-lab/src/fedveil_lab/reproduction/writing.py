@@ -117,7 +117,7 @@ def page(described: Mapping[str, Any]) -> str:
     columns, rows = _table(described)
     lines += [
         *_listed("What comes out:", described["findings"]),
-        f"![{described['title']}]({name}.png)",
+        f"![{described['title']}]({name}.svg)",
         "",
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
