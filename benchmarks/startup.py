@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.before import sources_of
+
 COMMANDS = {
     "import fedveil": ["-c", "import fedveil"],
     "fedveil --help": ["-m", "fedveil", "--help"],
@@ -27,7 +29,7 @@ COMMANDS = {
 
 def seconds(root: Path, words: list[str]) -> float:
     """Return the processor time of a command of the checkout at `root`."""
-    path = os.pathsep.join(str(one) for one in sorted(root.glob("packages/*/src")))
+    path = os.pathsep.join(map(str, sources_of(root)))
     child = subprocess.Popen(
         [sys.executable, *words],
         env=os.environ | {"PYTHONPATH": path},

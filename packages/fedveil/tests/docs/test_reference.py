@@ -33,4 +33,5 @@ def test_every_command_and_option_is_in_the_reference() -> None:
 def test_every_public_name_is_in_the_reference_with_its_docstring() -> None:
     text = python()
     assert set(re.findall(r"^### fv\.(\w+)$", text, re.MULTILINE)) == set(fv.__all__)
+    assert "*Attributes*\n\n* `round_number`: " in text
     assert "* `seconds`: " in text  # of RoundReport: fields are a list

@@ -40,11 +40,11 @@ class Command(NamedTuple):
 @cache
 def _installed() -> dict[str, Command]:
     """Return the commands of installed packages, from the entry-point group `fedveil.commands`."""
-    found: dict[str, Command] = {}
+    installed: dict[str, Command] = {}
     for entry in sorted(entry_points(group="fedveil.commands")):
         for name, text in entry.load().COMMANDS.items():
-            found.setdefault(name, Command(text, f"{entry.module}.{name}"))
-    return found
+            installed.setdefault(name, Command(text, f"{entry.module}.{name}"))
+    return installed
 
 
 def commands() -> dict[str, Command]:
@@ -54,8 +54,10 @@ def commands() -> dict[str, Command]:
     That package has a dictionary `COMMANDS` (name to help line) and one module a command. A name
     that this package uses cannot be taken over.
     """
-    own = {name: Command(text, f"fedveil.cli.{name}") for name, text in COMMANDS.items()}
-    return own | {name: command for name, command in _installed().items() if name not in own}
+    builtin = {name: Command(text, f"fedveil.cli.{name}") for name, text in COMMANDS.items()}
+    return builtin | {
+        name: command for name, command in _installed().items() if name not in builtin
+    }
 
 
 # Commands that need a package which may not be installed, and its name.
@@ -138,7 +140,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """What a command understands; the reference pages are made from it too."""
+    """Return the parser of a command; the reference pages are made from it too."""
     command = commands()[name]
     parser = _Parser(prog=f"fedveil {name}", description=command.help)
     import_module(command.module).configure(parser)

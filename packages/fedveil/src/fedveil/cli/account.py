@@ -58,11 +58,11 @@ def execute(args: argparse.Namespace) -> int:
     else:
         guarantee, person = described(args, args.rounds).guarantees()
 
-    def shown() -> None:
+    def show_answer() -> None:
         show(guarantee, "What is guaranteed", person)
         if progress is not None and (sentence := unfinished(progress)):
             console.say(sentence)
         if certify is not None:
             console.say(certify, heading="To certify this, run:", command=True)
 
-    return console.answer(args, document_of(guarantee, person) | (progress or {}), shown)
+    return console.answer(args, document_of(guarantee, person) | (progress or {}), show_answer)

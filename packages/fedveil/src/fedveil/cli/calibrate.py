@@ -56,14 +56,14 @@ def execute(args: argparse.Namespace) -> int:
             raise ConfigError(f"{console.flag(name)}: leave it out with --find {args.find}")
     if args.rounds is None and args.find != "rounds":
         raise ConfigError("--rounds: give the number of rounds, or use --find rounds")
-    found, asked = {"noise": _noise, "rounds": _rounds, "rate": _rate}[args.find](args)
-    guarantee, person = asked.guarantees()
+    values, described_release = {"noise": _noise, "rounds": _rounds, "rate": _rate}[args.find](args)
+    guarantee, person = described_release.guarantees()
     document = {
         "target_epsilon": args.epsilon,
-        "found": found,
+        "found": values,
         **document_of(guarantee, person),
     }
-    answer = ", ".join(f"{name.replace('_', ' ')} {_shown(name, x)}" for name, x in found.items())
+    answer = ", ".join(f"{name.replace('_', ' ')} {_shown(name, x)}" for name, x in values.items())
     title = f"For epsilon {args.epsilon:g}: {answer}"
     return console.answer(args, document, lambda: show(guarantee, title, person))
 
@@ -84,28 +84,28 @@ def _noise(args: argparse.Namespace) -> Answer:
     level = mechanism_class(kind).level
     if level is None:
         raise ConfigError(f"--mechanism: {kind} has no noise to find; name the mechanism itself")
-    asked = described(args, args.rounds, level=1.0)  # it stands in for what is to be found
+    start = described(args, args.rounds, level=1.0)  # it stands in for what is to be found
     mechanism = calibrate_mechanism(
         lambda noise: mechanism_of(args, noise),
-        sampling=asked.release.sampling,
+        sampling=start.release.sampling,
         rounds=args.rounds,
         participations=args.participations,
-        **_budget(args, asked),
+        **_budget(args, start),
     )
     inner = mechanism.mechanisms[0] if isinstance(mechanism, PoissonSampled) else mechanism
-    return {level: getattr(inner, level)}, _with(asked, mechanism=mechanism)
+    return {level: getattr(inner, level)}, _with(start, mechanism=mechanism)
 
 
 def _rounds(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.calibration import calibrate_rounds
     from fedveil.privacy.sampling import Balanced
 
-    asked = described(args, 1)
-    sampling, mechanism = asked.release.sampling, asked.release.mechanism
-    rounds = calibrate_rounds(sampling=sampling, mechanism=mechanism, **_budget(args, asked))
+    start = described(args, 1)
+    sampling, mechanism = start.release.sampling, start.release.mechanism
+    rounds = calibrate_rounds(sampling=sampling, mechanism=mechanism, **_budget(args, start))
     if isinstance(sampling, Balanced):
         sampling = replace(sampling, rounds=rounds)
-    return {"rounds": rounds}, _with(asked, sampling=sampling, rounds=rounds)
+    return {"rounds": rounds}, _with(start, sampling=sampling, rounds=rounds)
 
 
 def _rate(args: argparse.Namespace) -> Answer:
@@ -117,23 +117,23 @@ def _rate(args: argparse.Namespace) -> Answer:
     else:
         args.sampling = args.sampling or "poisson"
         args.rate = 0.5 if args.sampling != "everyone" else None
-    asked = described(args, args.rounds)
+    start = described(args, args.rounds)
     sampling = calibrate_rate(
-        sampling=asked.release.sampling,
+        sampling=start.release.sampling,
         rounds=args.rounds,
-        mechanism=asked.release.mechanism,
-        **_budget(args, asked),
+        mechanism=start.release.mechanism,
+        **_budget(args, start),
     )
     if isinstance(sampling, (Poisson, CappedPoisson)):
-        return {"rate": sampling.rate}, _with(asked, sampling=sampling)
-    return {"cohort": int(sampling.expected_cohort)}, _with(asked, sampling=sampling)
+        return {"rate": sampling.rate}, _with(start, sampling=sampling)
+    return {"cohort": int(sampling.expected_cohort)}, _with(start, sampling=sampling)
 
 
-def _with(asked: Described, **changes: Any) -> Described:
-    return replace(asked, release=replace(asked.release, **changes))
+def _with(described: Described, **changes: Any) -> Described:
+    return replace(described, release=replace(described.release, **changes))
 
 
-def _budget(args: argparse.Namespace, asked: Described) -> dict[str, Any]:
+def _budget(args: argparse.Namespace, described: Described) -> dict[str, Any]:
     """Return what every calibration is told: the budget, and for whom it is."""
-    known = {name: getattr(asked, name) for name in ("delta", "privacy_model", "tuning")}
-    return {"epsilon": args.epsilon, "uses": asked.release.uses, **known}
+    same = {name: getattr(described, name) for name in ("delta", "privacy_model", "tuning")}
+    return {"epsilon": args.epsilon, "uses": described.release.uses, **same}

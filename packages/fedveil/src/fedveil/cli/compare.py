@@ -57,9 +57,9 @@ def execute(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.complain("interrupted; the same command goes on with what is missing")
         return 130
-    made = comparison.comparison_of(todo, store)
+    result = comparison.comparison_of(todo, store)
     file = args.output / "comparison.html"
-    page = console.plain(comparison.page_document(made))
+    page = console.plain(comparison.page_document(result))
     write_atomically(file, comparison_page(page).encode(), durable=False)
 
     def show() -> None:
@@ -71,7 +71,7 @@ def execute(args: argparse.Namespace) -> int:
                 console.say(sentence, heading=f"{heading}:")
         console.say(str(file), heading="Written:")
 
-    document = {**made, "delta": delta, "seeds": args.seeds, "page": str(file)}
+    document = {**result, "delta": delta, "seeds": args.seeds, "page": str(file)}
     return console.answer(args, document, show)
 
 
@@ -94,11 +94,11 @@ def _run(todo: Sequence[ComparedRun], store: Store, *, quiet: bool) -> None:
     for done, (key, task) in enumerate(missing.items(), 1):
         store.keep(key, run_task(task))
         if not quiet:
-            left = (time.perf_counter() - began) / done * (len(missing) - done)
+            seconds_left = (time.perf_counter() - began) / done * (len(missing) - done)
             budget = "" if task.epsilon is None else f", epsilon {task.epsilon:g}"
             print(
                 f"run {done}/{len(missing)}  {task.name}{budget}, seed {task.recipe.seed}  "
-                f"{left:.0f} s left",
+                f"{seconds_left:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )

@@ -26,11 +26,16 @@ Options = Mapping[str, tuple[Any, ...]]
 
 
 def add_options(parser: argparse.ArgumentParser, options: Options, title: str = "") -> None:
-    """Declare options: what each takes, what it is for, and its default if it has one.
+    """Declare options.
 
     An option takes a type, one of a tuple of choices, some of a list of choices, any number of
-    texts (`list`) or nothing (`bool`: a switch). A word after its name stands for the value in
-    the help text.
+    texts (`list`) or nothing (`bool`: a switch).
+
+    Args:
+        parser: The command's parser.
+        options: By name, what each takes, its help text, and its default if it has one. A word
+            after the name stands for the value in the help text.
+        title: Of their group in the help text.
     """
     group: Any = parser.add_argument_group(title) if title else parser
     for name, (kind, text, *default) in options.items():
@@ -50,23 +55,26 @@ def add_options(parser: argparse.ArgumentParser, options: Options, title: str = 
 def add_actions(
     parser: argparse.ArgumentParser, actions: Mapping[str, tuple[str, Sequence[str], Options]]
 ) -> None:
-    """Declare a command's actions: what each does, its arguments ("NAME what it is") and options.
+    """Declare a command's actions.
 
-    An argument whose name ends in three dots takes one value or more.
+    Args:
+        parser: The command's parser.
+        actions: By name, the help text of each, its arguments ("NAME what it is") and its options.
+            An argument whose name ends in three dots takes one value or more.
     """
     from argparse import SUPPRESS
 
     chosen = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, (text, arguments, options) in actions.items():
-        own = chosen.add_parser(name, help=text, description=text)
+        action = chosen.add_parser(name, help=text, description=text)
         for argument in arguments:
-            word, _, what = argument.partition(" ")
+            word, _, help_text = argument.partition(" ")
             many = {"nargs": "+"} if word.endswith("...") else {}
             word = word.removesuffix("...")
-            own.add_argument(word.lower(), metavar=word, help=what, **many)  # type: ignore[arg-type]
-        add_options(own, options)
+            action.add_argument(word.lower(), metavar=word, help=help_text, **many)  # type: ignore[arg-type]
+        add_options(action, options)
         # Declared by every command for itself too: here only if it is given.
-        own.add_argument(
+        action.add_argument(
             "--json",
             action="store_true",
             default=SUPPRESS,
@@ -80,7 +88,13 @@ def flag(name: str) -> str:
 
 
 def answer(args: argparse.Namespace, document: Mapping[str, Any], show: Callable[[], None]) -> int:
-    """End a command: print one JSON document with --json, else call `show`."""
+    """End a command: print one JSON document with --json, else show the answer.
+
+    Args:
+        args: The parsed options.
+        document: The answer as plain values.
+        show: Prints the answer for people.
+    """
     if args.json:
         emit(document)
     else:
@@ -125,7 +139,7 @@ def complain(message: str) -> None:
 @contextmanager
 def searching(what: str, *, quiet: bool = False) -> Iterator[Callable[[SearchProgress], None]]:
     """Show a search's progress on stderr: one line that changes, or a line now and then."""
-    said = -1.0
+    reported = -1.0
 
     def text(state: SearchProgress) -> str:
         share = min(1.0, state.share)
@@ -133,9 +147,9 @@ def searching(what: str, *, quiet: bool = False) -> Iterator[Callable[[SearchPro
         return f"{what}: {state.stage}, {runs}, {share:.0%}, best {state.error:.4g}"
 
     def now_and_then(state: SearchProgress) -> None:
-        nonlocal said
-        if state.share - said >= 0.2:
-            said = state.share
+        nonlocal reported
+        if state.share - reported >= 0.2:
+            reported = state.share
             print(text(state), file=sys.stderr, flush=True)
 
     if quiet:
@@ -149,11 +163,11 @@ def searching(what: str, *, quiet: bool = False) -> Iterator[Callable[[SearchPro
 
 def counting(quiet: bool) -> Callable[[str, int, int], None]:
     """Return a function that shows progress on stderr, a line every two seconds at most."""
-    shown = [time.monotonic()]
+    last_line = [time.monotonic()]
 
     def show(what: str, done: int, of: int) -> None:
-        if not quiet and time.monotonic() - shown[0] > 2:
-            shown[0] = time.monotonic()
+        if not quiet and time.monotonic() - last_line[0] > 2:
+            last_line[0] = time.monotonic()
             print(f"{what} {done:,} of {of:,}", file=sys.stderr, flush=True)
 
     return show
@@ -181,9 +195,14 @@ def say(
     to: Console | None = None,
     command: bool = False,
 ) -> None:
-    """Print plain text, with whatever brackets the names in it have, behind a short heading.
+    """Print plain text behind a short heading; brackets in names have no meaning.
 
-    A command is not broken into lines, so that it can be copied.
+    Args:
+        text: The text.
+        heading: Printed before it.
+        colour: Of the heading.
+        to: The console; by default that of stdout.
+        command: Whether to print the text on a line that is not broken, so that it can be copied.
     """
     from rich.text import Text
 
@@ -193,7 +212,12 @@ def say(
 
 
 def note(notes: Iterable[str], warnings: Iterable[str] = ()) -> None:
-    """Say sentences on stderr that are good to know, and others that one must know."""
+    """Print sentences on stderr.
+
+    Args:
+        notes: Sentences that are good to know.
+        warnings: Sentences that one must know.
+    """
     for heading, colour, sentences in (("note:", "yellow", notes), ("warning:", "red", warnings)):
         for sentence in sentences:
             say(sentence, heading=heading, colour=colour, to=stderr())
@@ -205,14 +229,21 @@ def table(
     rows: Sequence[Sequence[str]],
     to: Console | None = None,
 ) -> None:
-    """Print a table; numbers are right-aligned, and the first column is left-aligned."""
+    """Print a table whose first column is left-aligned and whose numbers are right-aligned.
+
+    Args:
+        title: Of the table.
+        columns: Their names.
+        rows: Cells as texts.
+        to: The console; by default that of stdout.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(title=Text(title), title_justify="left")
+    grid = Table(title=Text(title), title_justify="left")
     for position, column in enumerate(columns):
-        left = position == 0 or column in ("kind", "use")
-        shown.add_column(column, justify="left" if left else "right")
+        left_aligned = position == 0 or column in ("kind", "use")
+        grid.add_column(column, justify="left" if left_aligned else "right")
     for row in rows:
-        shown.add_row(*map(Text, row))
-    (to or stdout()).print(shown)
+        grid.add_row(*map(Text, row))
+    (to or stdout()).print(grid)

@@ -145,7 +145,7 @@ def _statistics(args: argparse.Namespace) -> int:
     path = Path(args.name)
     folder: Path = args.output or Path(f"{title(path)}.statistics")
     client = args.client_column or (FILE if is_many(path) else None)
-    found, guarantee = buy_statistics(
+    statistics, guarantee = buy_statistics(
         path,
         folder,
         epsilon=args.epsilon,
@@ -154,17 +154,19 @@ def _statistics(args: argparse.Namespace) -> int:
         client_column=client,
         label=args.label,
     )
-    columns = {name: entry_of(column) for name, column in found.columns.items()}
-    schema = {"columns": columns, BOUGHT: found.bought.to_dict()}
-    described = {name: _described(one) for name, one in found.summaries.items()}
+    columns = {name: entry_of(column) for name, column in statistics.columns.items()}
+    schema = {"columns": columns, BOUGHT: statistics.bought.to_dict()}
+    described = {name: _described(one) for name, one in statistics.summaries.items()}
     document = {
         "columns": described,
-        "noise": found.std,
+        "noise": statistics.std,
         "guarantee": guarantee.to_dict(),
         "folder": str(folder),
     }
-    noise = f"Counts are of {guarantee.unit}s, with noise of standard deviation {found.std:.3g}."
-    said = {"Guarantee": [guarantee.summary], "Counts": [noise]}
+    noise = (
+        f"Counts are of {guarantee.unit}s, with noise of standard deviation {statistics.std:.3g}."
+    )
+    sections = {"Guarantee": [guarantee.summary], "Counts": [noise]}
     rows = [_row(name, one) for name, one in described.items()]
     charts = [
         {
@@ -176,7 +178,9 @@ def _statistics(args: argparse.Namespace) -> int:
         for name, one in described.items()
         if one["histogram"]
     ]
-    page = comparison_page(document_of(f"Statistics of {path.name}", said, charts, _FIGURES, rows))
+    page = comparison_page(
+        document_of(f"Statistics of {path.name}", sections, charts, _FIGURES, rows)
+    )
     files = {"schema.json": schema, "statistics.json": document}
     for name, contents in files.items():
         text = json.dumps(console.plain(contents), indent=2) + "\n"
@@ -198,7 +202,7 @@ def _statistics(args: argparse.Namespace) -> int:
 
 
 def _described(one: Summary) -> dict[str, Any]:
-    """What noisy votes say of a column, as plain values."""
+    """Return a column's noisy statistics as plain values."""
     document: dict[str, Any] = {"kind": None, "missing": None, "quantiles": {}, "histogram": []}
     if one.units > 0:
         document["missing"] = min(1.0, max(0.0, one.missing / one.units))
@@ -224,7 +228,7 @@ _FIGURES = ("column", "kind", "missing", "5 %", "median", "95 %", "mean", "devia
 
 
 def _row(name: str, one: dict[str, Any]) -> list[str]:
-    def shown(value: float | None) -> str:
+    def formatted(value: float | None) -> str:
         if value is None:
             return ""
         if one["kind"] == "date":
@@ -232,9 +236,9 @@ def _row(name: str, one: dict[str, Any]) -> list[str]:
         return f"{value:.4g}"
 
     missing = "" if one["missing"] is None else f"{one['missing']:.1%}"
-    middle = [shown(one["quantiles"].get(share)) for share in ("0.05", "0.5", "0.95")]
+    middle = [formatted(one["quantiles"].get(share)) for share in ("0.05", "0.5", "0.95")]
     deviation = "" if one.get("std") is None else f"{one['std']:.4g}"
-    return [name, one["kind"] or "noise", missing, *middle, shown(one.get("mean")), deviation]
+    return [name, one["kind"] or "noise", missing, *middle, formatted(one.get("mean")), deviation]
 
 
 def bars(histogram: list[list[float]]) -> str:
@@ -256,12 +260,12 @@ def _summary(source: Source, data_dir: Path | None) -> dict[str, Any]:
 
 def _synthetic(name: str) -> dict[str, Any]:
     task = next(task for task, known in NAMES.items() if known == name)
-    made = Synthetic(task)
+    source = Synthetic(task)
     return {
         "name": name,
         "what": WHAT[task],
-        "clients": made.clients,
-        "examples": made.clients * made.examples_per_client + made.test_examples,
+        "clients": source.clients,
+        "examples": source.clients * source.examples_per_client + source.test_examples,
         "task": task,
         "classes": 2 if name == "synthetic-logistic" else 0,
         "licence": "none needed: nobody's data",
@@ -289,7 +293,7 @@ def _details(source: Source) -> dict[str, Any]:
 
 
 def _measured(source: Source, data_dir: Path | None) -> dict[str, Any]:
-    """What the local copy really holds, dealt by default."""
+    """Return the sizes of the local copy, dealt to clients by default."""
     federation = load(source.name, data_dir=data_dir)
     sizes = federation.sizes
     validation = federation.validation

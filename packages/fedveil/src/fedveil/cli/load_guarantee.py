@@ -46,7 +46,7 @@ def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, P
         path: A run directory or a recipe.
         epsilon: The budget of a recipe, if not its own.
     """
-    path = recipes.found(path)
+    path = recipes.recipe_file(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or recipe")
     return _of_run(path) if path.is_dir() else (_of_recipe(path, epsilon), None)
@@ -56,10 +56,10 @@ def _of_run(path: Path) -> tuple[Guarantee, Progress]:
     """Recompute the guarantee from the ledger, with which everything else in the run must agree."""
     from fedveil.run.directory import LEDGER, PROMISE, RECIPE, examined
 
-    known = [name for name in (LEDGER, PROMISE, RECIPE) if (path / name).exists()]
-    if known == [RECIPE]:
+    present = [name for name in (LEDGER, PROMISE, RECIPE) if (path / name).exists()]
+    if present == [RECIPE]:
         raise ConfigError(f"{path}: has no ledger, so nothing is guaranteed")
-    if LEDGER not in known and RECIPE not in known:
+    if LEDGER not in present and RECIPE not in present:
         raise ConfigError(f"{path}: not a run directory (no {RECIPE})")
     ledger = examined(path)
     progress = {"rounds_begun": ledger.reserved, "rounds_planned": ledger.header.rounds}

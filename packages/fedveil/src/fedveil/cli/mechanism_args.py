@@ -114,7 +114,7 @@ def refuse_beside(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Described:
-    """What the options describe: releases of one mechanism, and what is promised to whom."""
+    """Releases of one mechanism, and whom they protect, as the options describe them."""
 
     release: Release
     privacy_model: PrivacyModel
@@ -126,18 +126,24 @@ class Described:
         """Return the guarantee, and that of a person with several records if it was asked for."""
         from fedveil.privacy.accounting import account, person_guarantee
 
-        found = account(
+        guarantee = account(
             [self.release],
             privacy_model=self.privacy_model,
             delta=self.delta,
             tuning=self.tuning,
         )
         records = self.records_per_person
-        return found, None if records is None else person_guarantee(found, records)
+        return guarantee, None if records is None else person_guarantee(guarantee, records)
 
 
 def described(args: argparse.Namespace, rounds: int, level: float | None = None) -> Described:
-    """Return what the options describe; `level` stands in for a noise that is looked for."""
+    """Return the release that the options describe, and whom it protects.
+
+    Args:
+        args: The parsed options.
+        rounds: How many rounds.
+        level: Stands in for a noise that is searched for.
+    """
     from fedveil.privacy.contract import mechanism_class
     from fedveil.privacy.releases import PrivacyModel, Release
     from fedveil.privacy.translation import usual_adjacency
@@ -179,7 +185,12 @@ def _unit(args: argparse.Namespace) -> Unit:
 
 
 def sampling_of(args: argparse.Namespace, rounds: int) -> Sampling:
-    """Return the sampler of the options; without --sampling, what the other options suggest."""
+    """Return the sampler that the options describe.
+
+    Args:
+        args: The parsed options. Without --sampling, the others suggest one.
+        rounds: How many rounds.
+    """
     from fedveil.privacy.sampling import SAMPLERS
 
     kind = args.sampling
@@ -189,16 +200,16 @@ def sampling_of(args: argparse.Namespace, rounds: int) -> Sampling:
             kind = "fixed"
         if args.rate is not None:
             kind = "poisson" if args.cap is None else "capped-poisson"
-    given = _given(args, ("clients", "cohort", "rate", "cap"))
-    if kind in ("poisson", "capped-poisson") and {"cohort", "clients"} <= set(given):
-        if "rate" in given:
+    options = _given(args, ("clients", "cohort", "rate", "cap"))
+    if kind in ("poisson", "capped-poisson") and {"cohort", "clients"} <= set(options):
+        if "rate" in options:
             raise ConfigError("--rate and --cohort: for Poisson sampling give only one of them")
         if not 0 < args.cohort <= args.clients:
             raise ConfigError(f"--cohort: must be between 1 and {args.clients}, got {args.cohort}")
-        given["rate"] = given.pop("cohort") / args.clients
+        options["rate"] = options.pop("cohort") / args.clients
     if kind == "balanced":
-        given["rounds"] = rounds
-    sampling: Sampling = _built(kind, SAMPLERS[kind], given)
+        options["rounds"] = rounds
+    sampling: Sampling = _built(kind, SAMPLERS[kind], options)
     return sampling
 
 
@@ -217,11 +228,11 @@ def mechanism_of(args: argparse.Namespace, level: float | None = None) -> Mechan
     from fedveil.privacy.poisson_sampled import PoissonSampled
 
     kind = mechanism_kind(args)
-    found = mechanism_class(kind)
-    given = _given(args, _PARAMETERS) | dict(map(_parameter, args.parameter))
-    if level is not None and found.level is not None:
-        given[found.level] = level
-    mechanism: Mechanism = _built(kind, found, given)
+    mechanism_type = mechanism_class(kind)
+    options = _given(args, _PARAMETERS) | dict(map(_parameter, args.parameter))
+    if level is not None and mechanism_type.level is not None:
+        options[mechanism_type.level] = level
+    mechanism: Mechanism = _built(kind, mechanism_type, options)
     if args.batch_rate is None:
         return mechanism
     return PoissonSampled(args.batch_rate, (mechanism,) * args.uses)
@@ -231,27 +242,28 @@ def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
-def _built(kind: str, made: type[Any], given: Mapping[str, Any]) -> Any:
+def _built(kind: str, kind_class: type[Any], options: Mapping[str, Any]) -> Any:
     """Make a mechanism or a sampler; refuse options that it does not use, and name those it lacks.
 
     Raises:
         ConfigError: One option too many, or too few.
     """
-    known = {field.name: field for field in fields(made)}
-    for name in given:
-        if name not in known:
+    parameters = {field.name: field for field in fields(kind_class)}
+    for name in options:
+        if name not in parameters:
             raise ConfigError(
-                f"{_option(name)}: {kind} does not use it, but {', '.join(known)}; leave it out"
+                f"{_option(name)}: {kind} does not use it. Leave it out; there are "
+                f"{', '.join(parameters)}."
             )
-    for name, field in known.items():
-        if name not in given and field.default is MISSING:
+    for name, field in parameters.items():
+        if name not in options and field.default is MISSING:
             raise ConfigError(f"{_option(name)}: {kind} needs it")
-    return made(**given)
+    return kind_class(**options)
 
 
 def _option(name: str) -> str:
-    own = any(console.flag(name) in options for options in _OPTIONS.values())
-    return console.flag(name) if own else f"--parameter {name}=NUMBER"
+    has_option = any(console.flag(name) in options for options in _OPTIONS.values())
+    return console.flag(name) if has_option else f"--parameter {name}=NUMBER"
 
 
 def _parameter(text: str) -> tuple[str, float]:
@@ -290,11 +302,11 @@ def _tuning(args: argparse.Namespace) -> Tuning | None:
 
 def document_of(guarantee: Guarantee, person: Guarantee | None = None) -> dict[str, Any]:
     """Return the JSON answer about a guarantee, and about a person with several records."""
-    found = guarantee.to_dict()
+    document = guarantee.to_dict()
     if person is not None:
         records = person.privacy_model.contributions
-        found["person"] = {"records": records, "epsilon": person.epsilon}
-    return found
+        document["person"] = {"records": records, "epsilon": person.epsilon}
+    return document
 
 
 def show(guarantee: Guarantee, title: str, person: Guarantee | None = None) -> None:

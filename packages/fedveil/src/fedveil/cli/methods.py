@@ -37,15 +37,15 @@ def execute(args: argparse.Namespace) -> int:
             )
             return
         (entry,), (document,) = chosen, documents
-        said = [entry.page]
+        texts = [entry.page]
         if entry.keys:
-            said.append(f"\noptional recipe keys: {', '.join(entry.keys)}")
+            texts.append(f"\noptional recipe keys: {', '.join(entry.keys)}")
         for key in entry.own:
             kind = kind_name(key.kind)
-            said.append(f"method.{key.name}: {kind}, {key.default} by default; {key.what}")
+            texts.append(f"method.{key.name}: {kind}, {key.default} by default; {key.what}")
         if document["recipe"] is not None:
-            said.append(f"\nits recipe: {document['recipe']}")
-        for line in said:
+            texts.append(f"\nits recipe: {document['recipe']}")
+        for line in texts:
             console.say(line, command=True)
 
     return console.answer(args, {"methods": documents}, show)
@@ -62,9 +62,9 @@ def _papers() -> dict[str, list[str]]:
 
 def _document(entry: MethodEntry, papers: list[str]) -> dict[str, object]:
     recipe = shipped().get(entry.name)
-    said = ("name", "what", "source", "private", "protects", "towards")
+    names = ("name", "what", "source", "private", "protects", "towards")
     return {
-        **{name: getattr(entry, name) for name in said},
+        **{name: getattr(entry, name) for name in names},
         "earlier_names": list(entry.aliases),
         "recipe": None if recipe is None else str(recipe),
         "papers": papers,

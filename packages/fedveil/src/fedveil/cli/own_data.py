@@ -38,8 +38,8 @@ def _weights(text: str) -> dict[str, float]:
         pairs = [one.rpartition("=") for one in _names(text)]
         return {name.strip(): float(weight) for name, _, weight in pairs}
     except ValueError:
-        said = f"--class-weights {text}: write names and numbers, as no=1,yes=5"
-        raise ConfigError(said) from None
+        message = f"--class-weights {text}: write names and numbers, as no=1,yes=5"
+        raise ConfigError(message) from None
 
 
 OPTIONS: console.Options = {
@@ -97,19 +97,25 @@ def purchase(run: Path) -> Iterator[Purchase]:
     """Yield what is bought for a run that will be here; if none comes of it, that is said."""
     from fedveil.run.purchase import Purchase
 
-    own = Purchase(run)
+    pending = Purchase(run)
     try:
-        yield own
+        yield pending
     finally:
-        if own.open:
+        if pending.open:
             console.complain(
                 "the column statistics were released before the run failed; their cost is on the "
-                f"ledger: fedveil account {own.path}"
+                f"ledger: fedveil account {pending.path}"
             )
 
 
 def chosen(args: argparse.Namespace, recipe: Recipe, purchase: Purchase) -> Chosen | None:
-    """Return what to run on a table that came without a recipe; None with one, or no table."""
+    """Return what to run on a table that came without a recipe; None with one, or without a table.
+
+    Args:
+        args: The parsed options.
+        recipe: What the options say.
+        purchase: Writes down what is bought.
+    """
     if args.recipe is not None or args.resume is not None or recipe.data.file is None:
         return None
     from fedveil.training.engines.distributed_env import under_torchrun
@@ -131,10 +137,10 @@ def say(choice: Chosen | None, *, quiet: bool = False) -> None:
         return
     federation = choice.federation
     inputs = amount(math.prod(federation.input_shape), "input")
-    seen = f"{amount(choice.clients, 'client')}, {inputs}"
+    summary = f"{amount(choice.clients, 'client')}, {inputs}"
     if federation.encoder is not None:
-        seen += f" from {amount(len(federation.encoder.columns), 'column')}"
-    notes = () if quiet else (f"{seen}.", *choice.notes)
+        summary += f" from {amount(len(federation.encoder.columns), 'column')}"
+    notes = () if quiet else (f"{summary}.", *choice.notes)
     console.note(notes, [choice.warning] if choice.warning else [])
 
 
@@ -174,8 +180,10 @@ def certifying_command(
     """
     table, needed = getattr(args, "data", None) or table, set()
     for part in reason.lower().split("; "):
-        found = (name for name, said in _REMEDIES.items() if any(one in part for one in said))
-        needed.add(next(found, None))
+        remedies = (
+            name for name, phrases in _REMEDIES.items() if any(one in part for one in phrases)
+        )
+        needed.add(next(remedies, None))
     if buys:
         needed -= {"schema", "classes", "task"}
     if None in needed or ("schema" in needed and table is None):

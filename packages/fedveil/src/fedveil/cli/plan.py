@@ -182,10 +182,10 @@ def _plan_recipe(args: argparse.Namespace) -> int:
         seconds=math.inf if args.time is None else args.time,
     )
     with console.searching("plan") as tuner.show:
-        found = advice.advise(tuner)
+        advised = advice.advise(tuner)
     document = {} if args.pilot else _around(args, tuner.trials.recipe, tuner.trials.real)
-    _emit(args, _advise(args, tuner, found, document))
-    return 130 if found.interrupted else 0
+    _emit(args, _advise(args, tuner, advised, document))
+    return 130 if advised.interrupted else 0
 
 
 def _around(args: argparse.Namespace, recipe: Recipe, plan: Plan) -> dict[str, Any]:
@@ -237,13 +237,15 @@ def _for_budget(args: argparse.Namespace) -> dict[str, Any]:
     )
 
 
-def _feasible(args: argparse.Namespace, **asked: Any) -> dict[str, Any]:
+def _feasible(args: argparse.Namespace, **question_fields: Any) -> dict[str, Any]:
     """Return the feasible set as a document, and show it unless JSON is asked for."""
     from fedveil.core.units import Trust
     from fedveil.tune import feasible as of
 
     trusts = tuple(Trust(name) for name in args.trust or _TRUSTS)
-    question = of.Question(**asked, trusts=trusts, dropped=args.dropped, colluders=args.colluders)
+    question = of.Question(
+        **question_fields, trusts=trusts, dropped=args.dropped, colluders=args.colluders
+    )
     rows = of.feasible(question, extension("fedveil.papers", "claim_of"))
     document = {
         **vars(question),
@@ -267,13 +269,13 @@ def _show_feasible(question: Question, rows: list[Row], document: dict[str, Any]
     )
     risks = [f"ε: {question.dropped:.0%} drop", f"{question.colluders} collude"]
     for trust, sampling in dict.fromkeys((row.trust, row.sampling) for row in rows):
-        shown = [row for row in rows if (row.trust, row.sampling) == (trust, sampling)]
-        claim = shown[0].claim
-        said = "paper" if claim is None else claim.paper.removesuffix(" et al.") + " says"
+        group = [row for row in rows if (row.trust, row.sampling) == (trust, sampling)]
+        claim = group[0].claim
+        claim_column = "paper" if claim is None else claim.paper.removesuffix(" et al.") + " says"
         console.table(
-            f"{trust} trust, {sampling} sampling, adjacency {shown[0].adjacency}",
-            ["cohort", "rounds", "noise", "S/N round", "S/N run", *risks, said],
-            [feasible_row(row) for row in shown],
+            f"{trust} trust, {sampling} sampling, adjacency {group[0].adjacency}",
+            ["cohort", "rounds", "noise", "S/N round", "S/N run", *risks, claim_column],
+            [feasible_row(row) for row in group],
         )
     size = "scale" if question.noise == "laplace" else "std"
     console.say(f"Noise: {size} on the sum / clip norm. S/N: {document['signal_to_noise']}.")
@@ -293,7 +295,7 @@ def feasible_row(row: Row) -> list[str]:
 
 
 def _advise(
-    args: argparse.Namespace, tuner: Tuner, found: Advice, document: dict[str, Any]
+    args: argparse.Namespace, tuner: Tuner, advised: Advice, document: dict[str, Any]
 ) -> dict[str, Any]:
     """Return what a search found beside the document; show and write what was asked for."""
     from fedveil.planning.assemble import is_protected, plan_of
@@ -301,41 +303,43 @@ def _advise(
     from fedveil.tune.proxy import with_look
 
     trials = tuner.trials
-    chosen = with_look(recipe_of_option(trials.recipe, found.recommended), found.looked_at)
+    chosen = with_look(recipe_of_option(trials.recipe, advised.recommended), advised.looked_at)
     guarantee = plan_of(chosen, trials.real.federation).guarantee
-    theorem = _theorem(args, tuner, found)
+    theorem = _theorem(args, tuner, advised)
     gains = free_gains(trials.recipe, trials.real)
-    said = [f"Note: {note}." for note in found.notes]
-    said += [f"Warning: {warning}." for warning in found.warnings]
-    said += [f"At no cost in privacy: {gain}." for gain in gains]
+    remarks = [f"Note: {note}." for note in advised.notes]
+    remarks += [f"Warning: {warning}." for warning in advised.warnings]
+    remarks += [f"At no cost in privacy: {gain}." for gain in gains]
     if args.write is not None:
-        source = f"Found by {found.trials} simulated runs on {found.proxy}."
-        write_recipe(args.write, chosen, [source, f"Reason: {found.recommended.reason}.", *said])
+        source = f"Found by {advised.trials} simulated runs on {advised.proxy}."
+        write_recipe(
+            args.write, chosen, [source, f"Reason: {advised.recommended.reason}.", *remarks]
+        )
     if not args.json:
-        own = any(is_protected(chosen.data, name) for name in chosen.privacy.tuned_on)
-        _show_advice(found, theorem, own_data=own)
+        on_own_data = any(is_protected(chosen.data, name) for name in chosen.privacy.tuned_on)
+        _show_advice(advised, theorem, own_data=on_own_data)
         if guarantee is not None:
             console.say(guarantee.summary, heading="Guarantee:")
-        for line in said:
+        for line in remarks:
             console.say(line)
         if args.write is not None:
             console.say(f"Run it with: fedveil run {args.write}")
     return document | {
-        **found.to_dict(),
-        "warnings": [*document.get("warnings", []), *found.warnings],
-        "recommended": found.recommended.to_dict(),
+        **advised.to_dict(),
+        "warnings": [*document.get("warnings", []), *advised.warnings],
+        "recommended": advised.recommended.to_dict(),
         "theorem": None if theorem is None else theorem.to_dict(),
         "guarantee": None if guarantee is None else guarantee.to_dict(),
         "free_gains": [vars(gain) for gain in gains],
     }
 
 
-def _theorem(args: argparse.Namespace, tuner: Tuner, found: Advice) -> Any:
+def _theorem(args: argparse.Namespace, tuner: Tuner, advised: Advice) -> Any:
     """Return what a paper's theorem says about the options; None without the laboratory."""
     ask = extension("fedveil.papers", "theorem_of")
     if ask is None:
         return None
-    trials, choices = tuner.trials, [option.candidate for option in found.options]
+    trials, choices = tuner.trials, [option.candidate for option in advised.options]
     public = trials.proxy.federation
     records = args.records or max(1, round(len(public.train) / public.clients))
     try:
@@ -345,9 +349,9 @@ def _theorem(args: argparse.Namespace, tuner: Tuner, found: Advice) -> Any:
         return None  # its conditions do not hold
 
 
-def _show_advice(found: Advice, theorem: Any, *, own_data: bool) -> None:
+def _show_advice(advised: Advice, theorem: Any, *, own_data: bool) -> None:
     """Show the options side by side, what to expect of each, and what a theorem says."""
-    say, options = console.say, found.options
+    say, options = console.say, advised.options
     settings = [option.candidate.to_dict() for option in options]
     rows = [["epsilon", *(f"{option.epsilon:g}" for option in options)]]
     for name in dict.fromkeys(name for one in settings for name in one):
@@ -357,9 +361,9 @@ def _show_advice(found: Advice, theorem: Any, *, own_data: bool) -> None:
     if theorem is not None:
         rows.append(["theorem's score", *(f"{times:.3g}x" for times in theorem.times_worse)])
     console.table("What to run", ["", *(option.name for option in options)], rows)
-    trivial = f"loss {found.trivial:.4g}"
-    if found.recommended.expected.accuracy is not None:
-        trivial = f"accuracy {1 - found.trivial:.1%}"
+    trivial = f"loss {advised.trivial:.4g}"
+    if advised.recommended.expected.accuracy is not None:
+        trivial = f"accuracy {1 - advised.trivial:.1%}"
     say(f"An answer that looks at no input has {trivial}.")
     for option in options:
         say(f"{option.name.capitalize()}: {option.reason}.")
@@ -373,20 +377,20 @@ def _show_advice(found: Advice, theorem: Any, *, own_data: bool) -> None:
     if own_data:
         whose = "the recipe's own data: a protected run with these settings will not be certified"
     say(
-        f"{found.trials} simulated runs in {found.seconds:.0f} s on {found.proxy}, {whose}; "
+        f"{advised.trials} simulated runs in {advised.seconds:.0f} s on {advised.proxy}, {whose}; "
         "expected: mean and spread over seeds that chose nothing."
     )
-    if found.interrupted:
+    if advised.interrupted:
         say("Interrupted: this is the best so far.")
 
 
 def _result(expected: Expected) -> str:
     """Write what to expect: accuracy where there are classes, else the loss."""
-    shown, spread, digits = f"loss {expected.loss:.4g}", expected.loss_spread, ".2g"
+    text, spread, digits = f"loss {expected.loss:.4g}", expected.loss_spread, ".2g"
     if expected.accuracy is not None:
-        shown, digits = f"accuracy {expected.accuracy:.1%}", ".1f"
+        text, digits = f"accuracy {expected.accuracy:.1%}", ".1f"
         spread = 100 * (expected.accuracy_spread or math.nan)
-    return shown + (f" ± {spread:{digits}}" if math.isfinite(spread) else "")
+    return text + (f" ± {spread:{digits}}" if math.isfinite(spread) else "")
 
 
 def _short(value: Any) -> str:
@@ -394,7 +398,13 @@ def _short(value: Any) -> str:
 
 
 def write_recipe(path: Path, recipe: Recipe, remarks: Sequence[str]) -> None:
-    """Save a recipe for `fedveil run`, with remarks on where it comes from."""
+    """Save a recipe for `fedveil run`.
+
+    Args:
+        path: The file.
+        recipe: What was recommended.
+        remarks: Where it comes from, as comments in the file.
+    """
     import tomli_w
 
     from fedveil.planning import recipe as recipes

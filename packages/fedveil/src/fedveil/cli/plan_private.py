@@ -40,37 +40,35 @@ def tune_privately(args: argparse.Namespace) -> int:
         "average. How many there are, and how they go, must stay secret."
     )
     try:
-        found = tuned(recipe, real, candidates, scored, args.tuning_mean)
+        best = tuned(recipe, real, candidates, scored, args.tuning_mean)
     except KeyboardInterrupt:
         console.complain("interrupted; nothing was kept, and nothing has left")
         return 130
-    settings = found.candidate.to_dict()
+    settings = best.candidate.to_dict()
     with new_folder(args.output) as folder:
-        write_json(
-            folder / "settings.json", settings | {"noise_multiplier": found.noise_multiplier}
-        )
-        write_json(folder / PROMISE, found.guarantee.to_dict())
-        (folder / MODEL).write_bytes(found.model)
+        write_json(folder / "settings.json", settings | {"noise_multiplier": best.noise_multiplier})
+        write_json(folder / PROMISE, best.guarantee.to_dict())
+        (folder / MODEL).write_bytes(best.model)
     document: dict[str, Any] = {
         "settings": settings,
-        **{name: getattr(found, name) for name in ("loss", "accuracy", "noise_multiplier")},
-        "untuned_noise_multiplier": found.untuned_noise,
-        "guarantee": found.guarantee.to_dict(),
+        **{name: getattr(best, name) for name in ("loss", "accuracy", "noise_multiplier")},
+        "untuned_noise_multiplier": best.untuned_noise,
+        "guarantee": best.guarantee.to_dict(),
         "directory": str(args.output),
     }
 
     def show() -> None:
         rows = [[name.replace("_", " "), f"{value:g}"] for name, value in settings.items()]
-        result = f"{found.loss:.4g}" if found.accuracy is None else f"{found.accuracy:.1%}"
-        name = "loss" if found.accuracy is None else "accuracy"
+        result = f"{best.loss:.4g}" if best.accuracy is None else f"{best.accuracy:.1%}"
+        name = "loss" if best.accuracy is None else "accuracy"
         rows += [
             [name, f"{result} on public data"],
-            ["noise multiplier", at_most(found.noise_multiplier)],
-            ["  without tuning", at_most(found.untuned_noise)],
+            ["noise multiplier", at_most(best.noise_multiplier)],
+            ["  without tuning", at_most(best.untuned_noise)],
             ["files", str(args.output)],
         ]
         console.table("The chosen run", ["", ""], rows)
-        console.say(found.guarantee.statement)
+        console.say(best.guarantee.statement)
         console.say("The model is trained: running these settings again would cost anew.")
 
     return console.answer(args, document, show)

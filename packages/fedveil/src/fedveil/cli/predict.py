@@ -82,16 +82,16 @@ def _write(args: argparse.Namespace, model: TrainedModel, remarks: Any) -> None:
 
 
 def _columns(model: TrainedModel, part: Predictions, keep: list[str]) -> Any:
-    """What was asked to be kept, the prediction, and a probability for each class or label."""
+    """Return the columns to write: the copied ones, the prediction, and its probabilities."""
     import pyarrow as pa
 
     columns = {name: part.table.column(name) for name in keep}
     if part.values.ndim == 1:
         columns["prediction"] = pa.array(part.values)
-    said: dict[str, Any] = {"probability": part.probabilities}
+    outputs: dict[str, Any] = {"probability": part.probabilities}
     if part.values.ndim == 2:  # of several labels, each one's own
-        said = {"prediction": part.values, **said}
-    for what, values in said.items():
+        outputs = {"prediction": part.values, **outputs}
+    for kind, values in outputs.items():
         for code, name in enumerate(() if values is None else model.class_names):
-            columns[f"{what} of {name}"] = pa.array(values[:, code])
+            columns[f"{kind} of {name}"] = pa.array(values[:, code])
     return pa.table(columns)

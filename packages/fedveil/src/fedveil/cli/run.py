@@ -95,8 +95,8 @@ def execute(args: argparse.Namespace) -> int:
         if is_follower():  # torchrun started several of us, and another one leads
             follow_plan(plan, speed)
             return 0
-        shown = () if args.quiet else (Progress(),)
-        run = Run(plan, speed=speed, every=recipe.evaluation.every, callbacks=shown)
+        progress = () if args.quiet else (Progress(),)
+        run = Run(plan, speed=speed, every=recipe.evaluation.every, callbacks=progress)
         plan = run.plan  # which knows what runs it
         if args.resume is not None:
             directory = RunDirectory.open(args.resume, plan, moved=args.moved)
@@ -146,11 +146,11 @@ def execute(args: argparse.Namespace) -> int:
 
 def _recipe(args: argparse.Namespace) -> Recipe:
     """Return the recipe of this call: a file's or a stopped run's, then --set, then options."""
-    given = own_data.given(args)
+    values = own_data.given(args)
     if isinstance(args.seed, int):
-        given["seed"] = args.seed
+        values["seed"] = args.seed
     if args.resume is not None:
-        if given or args.set or args.seed or args.recipe or args.output:
+        if values or args.set or args.seed or args.recipe or args.output:
             raise ConfigError(
                 "--resume: goes on with the run as it is; give no other recipe options"
             )
@@ -165,7 +165,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         table = recipes.DEFAULT_JOB if args.data is None else {}
     if args.seed == "none":
         table = {key: value for key, value in table.items() if key != "seed"}
-    return recipes.parse(table, args.set, given)
+    return recipes.parse(table, args.set, values)
 
 
 def _fresh(name: str) -> Path:
@@ -265,7 +265,7 @@ def result_of(
         result["useless"] = useless(result["scores"])
     learnt = scores is not None and scores.learnt
     expected = [] if learnt else [*warnings, *plan.drowned]
-    known = [warning for warning in plan.warnings if warning not in plan.drowned]
+    other_warnings = [warning for warning in plan.warnings if warning not in plan.drowned]
     if recipe.evaluation.baseline:
         result["baseline"] = _baseline(recipe, plan)
     result |= {
@@ -285,7 +285,7 @@ def result_of(
         "attack": None if guarantee is None else attack_document(attack_on(guarantee)),
         "secure_sums": _secure_document(run),
         "notes": [*notes, *plan.federation.notes],
-        "warnings": [*expected, *known, *filter(None, [scores and scores.warning])],
+        "warnings": [*expected, *other_warnings, *filter(None, [scores and scores.warning])],
         "certify": certify,
     }
     named = ("name", "hidden", "input_norm", "frozen", "adapter_rank")

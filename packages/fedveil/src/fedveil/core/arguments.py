@@ -21,13 +21,13 @@ LARGEST_COUNT = 10**12  # more rounds, clients or uses than this is a typing err
 
 
 def positive(name: str, value: Any) -> float:
-    """A finite float above zero, within 1e-100 and 1e100 so that its square stays finite."""
+    """Return a finite float above zero, between 1e-100 and 1e100 so that its square is finite."""
     number = _within(name, value, lambda x: 0 < x < math.inf, "a finite number above 0")
     return _within(name, number, lambda x: 1e-100 <= x <= 1e100, "one between 1e-100 and 1e100")
 
 
 def not_negative(name: str, value: Any) -> float:
-    """A finite float of at most 1e100, zero allowed."""
+    """Return a finite float between 0 and 1e100."""
     _within(name, value, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
     return 0.0 if value == 0 else positive(name, value)
 
@@ -65,7 +65,16 @@ def _within(name: str, value: Any, fits: Callable[[float], bool], what: str) -> 
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
-    """A whole number of at least `least`."""
+    """Return a whole number of at least `least`.
+
+    Args:
+        name: The argument's name, for the message.
+        value: Its value.
+        least: The smallest number that is allowed.
+
+    Raises:
+        ConfigError: The value is no whole number, too small, or above `LARGEST_COUNT`.
+    """
     number = whole(name, value)
     if not least <= number <= LARGEST_COUNT:
         bound = f"at least {least}" if number < least else f"at most {LARGEST_COUNT:,}"
@@ -74,9 +83,9 @@ def count(name: str, value: Any, least: int = 1) -> int:
 
 
 def sentences(name: str, value: Any) -> tuple[str, ...]:
-    """Sentences of plain text, each said once, on one line, with a capital and a full stop.
+    """Return sentences of plain text, each once, on one line, with a capital and a full stop.
 
-    They may quote names out of a file, so nothing that moves a cursor or starts a line stays.
+    They may quote names from a file, so characters that move a cursor or start a line are removed.
     """
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
         raise ConfigError(f"{name}: need a list of sentences, got {value!r}")
@@ -88,7 +97,7 @@ def sentences(name: str, value: Any) -> tuple[str, ...]:
 
 
 def number_of(name: str, value: Any) -> float:
-    """Any number, as a float."""
+    """Return any real number as a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name}: need a number, got {value!r}")
     try:
@@ -98,23 +107,23 @@ def number_of(name: str, value: Any) -> float:
 
 
 def whole(name: str, value: Any) -> int:
-    """Any whole number."""
+    """Return any whole number as an int."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}: need a whole number, got {value!r}")
     return int(value)
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False: a word such as "no" would count as true."""
+    """Return True or False; a word such as "no" is refused, because Python counts it as true."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: need True or False, got {value!r}")
     return value
 
 
 def one_of(allowed: Iterable[Member]) -> Callable[[str, Any], Member]:
-    """The check for one of some values, or for a member of an enumeration given by its word.
+    """Return a check for one of some values, or for a member of an enumeration given by its word.
 
-    Members are told apart with `is`, so no word may stay one.
+    Members are compared with `is` elsewhere, so the check replaces a word by its member.
     """
     members = {member: member for member in allowed}
 
@@ -122,14 +131,19 @@ def one_of(allowed: Iterable[Member]) -> Callable[[str, Any], Member]:
         try:
             return members[value]
         except (KeyError, TypeError):
-            known = ", ".join(map(str, members))
-            raise ConfigError(f"{name}: need one of {known}, got {value!r}") from None
+            words = ", ".join(map(str, members))
+            raise ConfigError(f"{name}: need one of {words}, got {value!r}") from None
 
     return check
 
 
 def instance_of(kind: type[Built], what: str = "") -> Callable[[str, Any], Built]:
-    """The check for an object of a class, `what` it is called in the message."""
+    """Return a check for an object of a class.
+
+    Args:
+        kind: The class.
+        what: What messages call it; by default the name of the class.
+    """
 
     def check(name: str, value: Any) -> Built:
         if isinstance(value, kind):
@@ -150,8 +164,8 @@ def settle(instance: object, **values: object) -> None:
 def check_fields(instance: object, under: str = "", /, **checks: Callable[[str, Any], Any]) -> None:
     """Check fields of a frozen dataclass while it is being made, each by its name, which follows
     `under` in messages, and value."""
-    found = {name: one(f"{under}{name}", getattr(instance, name)) for name, one in checks.items()}
-    settle(instance, **found)
+    values = {name: one(f"{under}{name}", getattr(instance, name)) for name, one in checks.items()}
+    settle(instance, **values)
 
 
 def plain_numbers(instance: object) -> None:
@@ -166,17 +180,26 @@ def plain_numbers(instance: object) -> None:
 
 
 def optional(one: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    """The same check for a field that may be None."""
+    """Return a check that lets None pass and applies another check to everything else."""
     return lambda name, value: None if value is None else one(name, value)
 
 
 def natural(name: str, value: Any) -> int:
-    """A whole number of at least 0."""
+    """Return a whole number of at least 0."""
     return count(name, value, least=0)
 
 
 def described(document: Any, kinds: Mapping[str, type[Any]], what: str) -> Any:
-    """The object that a document {"kind": name, field: value, ...} describes."""
+    """Build the object that a document {"kind": name, field: value, ...} describes.
+
+    Args:
+        document: The document.
+        kinds: Classes by the name that documents give them.
+        what: What messages call the document.
+
+    Raises:
+        ConfigError: The kind is unknown, or the fields do not fit it.
+    """
     if not isinstance(document, Mapping):
         raise ConfigError(f"{what}: need an object with a kind, got {document!r}")
     fields = dict(document)
@@ -187,7 +210,11 @@ def described(document: Any, kinds: Mapping[str, type[Any]], what: str) -> Any:
 
 
 def built(kind: type[Built], fields: Any, what: str) -> Built:
-    """`kind(**fields)`, with a wrong set of fields reported as bad input."""
+    """Return `kind(**fields)`.
+
+    Raises:
+        ConfigError: The fields are not those of the class.
+    """
     if not isinstance(fields, Mapping):
         raise ConfigError(f"{what}: need an object, got {fields!r}")
     try:

@@ -17,8 +17,8 @@ class Displayed:
 
     def __repr__(self) -> str:
         title, facts = self._display()
-        said = ", ".join(f"{name} {_short(value)}" for name, value in _known(facts).items())
-        return f"<{type(self).__name__}{f' {title}' if title else ''}: {said}>"
+        text = ", ".join(f"{name} {_short(value)}" for name, value in _known(facts).items())
+        return f"<{type(self).__name__}{f' {title}' if title else ''}: {text}>"
 
     def _repr_html_(self) -> str:
         title, facts = self._display()

@@ -13,7 +13,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(x: Words) -> Words:
-    """Every word hashed."""
+    """Return the hash of every word."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
         x = (x ^ (x >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
         x = (x ^ (x >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
@@ -21,7 +21,7 @@ def mix(x: Words) -> Words:
 
 
 def mix_int(x: int) -> int:
-    """The same for one word."""
+    """Return the hash of one word."""
     x = (x ^ (x >> 30)) * _MULTIPLIERS[0] & _MASK
     x = (x ^ (x >> 27)) * _MULTIPLIERS[1] & _MASK
     return x ^ (x >> 31)

@@ -62,10 +62,10 @@ def address(thing: object) -> str:
     name, place = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(name, str) or not isinstance(place, str):
         return ""
-    found: object = sys.modules.get(name)
+    target: object = sys.modules.get(name)
     for step in place.split("."):
-        found = getattr(found, "__dict__", {}).get(step)
-    return f"{name}:{place}" if found is thing else ""
+        target = getattr(target, "__dict__", {}).get(step)
+    return f"{name}:{place}" if target is thing else ""
 
 
 def is_own_object(part: object) -> bool:

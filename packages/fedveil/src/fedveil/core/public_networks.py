@@ -47,10 +47,10 @@ def offline(key: str, name: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # whatever another library raises without its files
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"{key}: {name} cannot be loaded from this machine ({said}). Put its weights into the "
-            "library's cache first, or name a function that loads them from a file."
+            f"{key}: {name} cannot be loaded from this machine ({reason}). Put its weights into "
+            "the library's cache first, or name a function that loads them from a file."
         ) from None
     finally:
         if hub is not None:
@@ -115,7 +115,7 @@ def weights_digest(network: nn.Module) -> str:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """How many threads share a sum must not show in its last bits."""
+    """Compute with one thread: the last bits of a sum depend on how many threads share it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

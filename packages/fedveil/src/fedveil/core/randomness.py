@@ -46,7 +46,7 @@ class Stream:
         self._encryptor.update_into(out.data, out.data)
 
     def words(self, count: int) -> Words:
-        """The next `count` uniform 64-bit words."""
+        """Return the next `count` uniform 64-bit words."""
         out = np.empty(count, dtype=np.uint64)
         self.fill(out.view(np.uint8))
         return out
@@ -62,12 +62,12 @@ class Stream:
         return (words < below) | (rates >= 1)
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
-        """The next `count` multiples of 2^-53 in [0, 1)."""
+        """Return the next `count` multiples of 2^-53 in [0, 1)."""
         return uniforms(self.words(count))
 
 
 def system_stream() -> Stream:
-    """A stream whose key comes from the operating system and is forgotten with the stream."""
+    """Return a stream whose key comes from the operating system and is not stored."""
     return Stream(os.urandom(32))
 
 
@@ -88,13 +88,19 @@ class Randomness:
         return Entropy.SYSTEM if self.seed is None else Entropy.SEEDED
 
     def of_client(self, client: int) -> Randomness:
-        """The same for a federation that holds this client alone: its number 0 is `client` here."""
-        own = copy(self)
-        object.__setattr__(own, "_first", self._first + client)
-        return own
+        """Return the randomness of a federation that holds this client alone, as its number 0."""
+        shifted = copy(self)
+        object.__setattr__(shifted, "_first", self._first + client)
+        return shifted
 
     def stream(self, purpose: str, round_number: int = 0, client: int = -1) -> Stream:
-        """The stream of one draw; `client=-1` stands for the server."""
+        """Return the stream of one draw.
+
+        Args:
+            purpose: What is drawn.
+            round_number: The round, from 0.
+            client: The client; -1 stands for the server.
+        """
         if self.seed is None:
             return system_stream()
         number = client if client < 0 else client + self._first
@@ -103,7 +109,13 @@ class Randomness:
     def shuffle_words(
         self, round_number: int, clients: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> Words:
-        """One hashed word for each (client, position), broadcast together."""
+        """Return one hashed word for each pair of a client and a position.
+
+        Args:
+            round_number: The round, from 0.
+            clients: Numbers of clients.
+            positions: Positions of records; broadcast together with `clients`.
+        """
         key = np.uint64(mix_int(self._public_key ^ mix_int(round_number + 1)))
         with np.errstate(over="ignore"):
             per_client = mix((clients + self._first).astype(np.uint64) ^ key)

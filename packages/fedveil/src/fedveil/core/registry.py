@@ -45,12 +45,23 @@ class Registry(Mapping[str, T], Generic[T]):
         self._own_loaded = False
 
     def add(self, name: str, thing: T, origin: str, aliases: tuple[str, ...] = ()) -> T:
-        """Take up a thing, and return it. `origin` says where it was made; what is made there
-        again, in a notebook's cell that is run twice, takes its own place."""
-        for taken in (name, *aliases):
-            if self._origins.get(taken, origin) != origin:
+        """Add a thing and return it.
+
+        Args:
+            name: Its name.
+            thing: The thing.
+            origin: Where it was defined. A second definition from the same place, as by a notebook
+                cell that is run twice, replaces the first.
+            aliases: Other names for it.
+
+        Raises:
+            ConfigError: The name belongs to a thing from another place.
+        """
+        for used_name in (name, *aliases):
+            if self._origins.get(used_name, origin) != origin:
                 raise ConfigError(
-                    f"{self.kind} {taken!r}: {origin} wants a name that {self._origins[taken]} has"
+                    f"{self.kind} {used_name!r}: {self._origins[used_name]} has this name. Give "
+                    f"{origin} another one."
                 )
         self._things[name] = thing
         self._origins |= dict.fromkeys((name, *aliases), origin)
@@ -67,11 +78,19 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def name_of(self, thing: object) -> str | None:
         """Return the name of a thing that was taken up before, or None."""
-        return next((name for name, known in self._things.items() if known is thing), None)
+        return next((name for name, candidate in self._things.items() if candidate is thing), None)
 
     def find(self, name: str, key: str, also: tuple[str, ...] = ()) -> T:
-        """The thing of this name; `key` is the recipe key or argument that named it, `also` are
-        names that are understood elsewhere."""
+        """Return the thing of this name.
+
+        Args:
+            name: Its name.
+            key: The recipe key or argument that named it, for the message.
+            also: Names that are understood elsewhere, to be suggested as well.
+
+        Raises:
+            ConfigError: There is no such name.
+        """
         try:
             return self[name]
         except KeyError:
@@ -99,13 +118,13 @@ class Registry(Mapping[str, T], Generic[T]):
     def _load_own(self) -> None:
         if self._own_loaded or self.home is None:
             return
-        for found in iter_modules(import_module(self.home).__path__, f"{self.home}."):
-            if found.ispkg:
+        for entry in iter_modules(import_module(self.home).__path__, f"{self.home}."):
+            if entry.ispkg:
                 continue
-            module = import_module(found.name)
+            module = import_module(entry.name)
             for thing in vars(module).values() if self.accepts is not None else ():
                 if isinstance(thing, self.accepts) and self._things.get(thing.name) is not thing:
-                    self.add(thing.name, thing, found.name)
+                    self.add(thing.name, thing, entry.name)
         self._own_loaded = True
 
     def _load_others(self, name: str | None = None) -> None:

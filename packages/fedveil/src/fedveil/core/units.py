@@ -38,7 +38,7 @@ class Adjacency(StrEnum):
 
 
 class Trust(StrEnum):
-    """Who may see data before the noise is on them.
+    """The parties that may see data before noise is added.
 
     `CENTRAL`: a trusted aggregator, which adds the noise; others see released models.
     `DISTRIBUTED`: nobody; an untrusted server sees a secure sum of noisy shares.
@@ -51,15 +51,18 @@ class Trust(StrEnum):
 
 
 class Arithmetic(StrEnum):
-    """How the noisy sum was computed: `EXACT` on integers, with an exact sampler; `IDEALISED` in
-    floating point, treated as if it were real numbers, and never certified."""
+    """The numbers in which a noisy sum was computed.
+
+    `EXACT`: integers, with an exact sampler. `IDEALISED`: floating point, treated as if it were
+    real numbers, and never certified.
+    """
 
     EXACT = "exact"  # integers on a grid, exact sampler
     IDEALISED = "idealised"  # floating point, treated as real numbers
 
 
 class Entropy(StrEnum):
-    """Where the protective noise came from."""
+    """The source of the protective noise."""
 
     SYSTEM = "system"  # the operating system
     SEEDED = "seeded"  # a repeatable generator: simulation only

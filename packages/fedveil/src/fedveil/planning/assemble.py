@@ -65,7 +65,7 @@ def federation_of(data: DataSection, offer: Offer | None = None, rows: Any = Non
         rows: Made-up rows in the place of the table's.
     """
     settings = ((name, getattr(data, name)) for name in _OF_PARTITIONS)
-    given = {name: value for name, value in settings if value is not None}
+    partition_settings = {name: value for name, value in settings if value is not None}
     if data.file is None:
         refuse_file_keys(data)
         return load(
@@ -76,11 +76,11 @@ def federation_of(data: DataSection, offer: Offer | None = None, rows: Any = Non
             validation_fraction=data.public_fraction,
             holdout=data.holdout,
             seed=data.seed,
-            **given,
+            **partition_settings,
         )
-    name = data.partition or ("owner" if given else None)
+    name = data.partition or ("owner" if partition_settings else None)
     dealt: dict[str, Any] = {
-        "partition": None if name is None else named(name, **given),
+        "partition": None if name is None else named(name, **partition_settings),
         "test_fraction": data.test_fraction,
         "validation_fraction": data.public_fraction or 0.0,
         "holdout": data.holdout or "within",
@@ -88,10 +88,10 @@ def federation_of(data: DataSection, offer: Offer | None = None, rows: Any = Non
     }
     path = Path(data.file)
     if path.is_dir() and (files := media_of(path, deep=data.file_labels is not None)):
-        known: dict[str, Any] = {"classes": data.classes, "labels": data.file_labels}
+        label_settings: dict[str, Any] = {"classes": data.classes, "labels": data.file_labels}
         if is_text(files[0]):
-            return from_texts(path, text_encoder=data.text_encoder, **known, **dealt)
-        return from_images(path, size=data.image_size, **known, **dealt)
+            return from_texts(path, text_encoder=data.text_encoder, **label_settings, **dealt)
+        return from_images(path, size=data.image_size, **label_settings, **dealt)
     if data.client_column is None and data.partition is None:
         raise ConfigError(
             f"--client-column: say which column of {data.file} names the client; if each has a "
@@ -224,7 +224,7 @@ def refuse_baseline(recipe: Recipe, plan: Plan) -> None:
 
 
 def model_of(chosen: ModelSection, federation: Federation) -> nn.Module:
-    """The model of a recipe as it starts, without weights from a file."""
+    """Return the model of a recipe with its initial weights, before any file of weights is read."""
     return build(
         chosen.name,
         federation,
@@ -237,7 +237,7 @@ def model_of(chosen: ModelSection, federation: Federation) -> nn.Module:
 
 
 def features_of(chosen: ModelSection) -> FeatureMap | None:
-    """The fixed features that a recipe's model sees; None if it sees inputs as they are."""
+    """Return the fixed features that a recipe's model sees; None if it sees inputs as they are."""
     return named_features(
         chosen.features,
         scales=chosen.scales,
@@ -258,7 +258,16 @@ def features_of(chosen: ModelSection) -> FeatureMap | None:
 
 
 def plan_of(recipe: Recipe, federation: Federation) -> Plan:
-    """The plan of a recipe on its federation: noise calibrated, guarantee known."""
+    """Resolve a recipe on its federation: the noise is calibrated and the guarantee known.
+
+    Args:
+        recipe: A recipe with its defaults filled in.
+        federation: The data that it describes (`federation_of`).
+
+    Raises:
+        ConfigError: The recipe cannot be run on these data; PrivacyRefusal if nothing proves its
+            epsilon.
+    """
     chosen = recipe.model
     features = features_of(chosen)
     if features is not None:
@@ -305,15 +314,15 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     )
 
 
-def _weighted(given: Mapping[str, Any], federation: Federation) -> ClassWeights:
-    """The loss with weights of classes by name; a class that is not named counts once."""
+def _weighted(weights: Mapping[str, Any], federation: Federation) -> ClassWeights:
+    """Return a loss with weights of classes by name; a class that is not named has weight one."""
     names = federation.class_names or tuple(map(str, range(federation.classes)))
-    _check_weights(given, names)
-    return ClassWeights(tuple(float(given.get(name, 1.0)) for name in names))
+    _check_weights(weights, names)
+    return ClassWeights(tuple(float(weights.get(name, 1.0)) for name in names))
 
 
-def _check_weights(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    for name, weight in given.items():
+def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name, weight in weights.items():
         if name not in names:
             hint = f"There are {', '.join(names[:8])}." if names else "Numbers have no classes."
             raise ConfigError(f"training.class_weights: there is no class {name!r}. {hint}")
@@ -373,7 +382,7 @@ def _decoded_in_cache(data: DataSection) -> bool:
 
 
 def _said(recipe: Recipe, *, bought: bool) -> tuple[list[str], list[str]]:
-    """What the recipe declares to be public, and what it owns up to."""
+    """Return sentences on what the recipe declares to be public, and on what is not protected."""
     declared, unprotected = [], []
     but = ", but for those that were bought" if bought else ""
     if recipe.data.file is not None and recipe.data.schema is not None:
@@ -384,22 +393,28 @@ def _said(recipe: Recipe, *, bought: bool) -> tuple[list[str], list[str]]:
     if recipe.data.classes:
         declared.append(f"The classes are public: {', '.join(recipe.data.classes)}.")
     for name in recipe.privacy.tuned_on:
-        said = f"Settings were chosen by looking at {name}"
+        chosen_by = f"Settings were chosen by looking at {name}"
         if is_protected(recipe.data, name):
             gone = recipe.data.file is not None and not Path(name).exists()
-            what = "which is gone, and may be the protected data" if gone else "the protected data"
-            unprotected.append(f"{said}, {what}.")
+            which = "which is gone, and may be the protected data" if gone else "the protected data"
+            unprotected.append(f"{chosen_by}, {which}.")
         elif recipe.data.file is None:
-            declared.append(f"{said}, declared to be public.")
+            declared.append(f"{chosen_by}, declared to be public.")
         else:
-            declared.append(f"{said}, declared to be public and no copy of the protected data.")
+            declared.append(
+                f"{chosen_by}, declared to be public and no copy of the protected data."
+            )
     return declared, unprotected
 
 
 def is_protected(data: DataSection, name: str) -> bool:
-    """Whether what settings were tried out on is the data that a recipe trains on, or may be.
+    """Return whether settings may have been chosen on the data that a recipe trains on.
 
-    A file that is not there any more may be the protected one, under the name that it had then.
+    A file that no longer exists may be the protected one under an earlier name.
+
+    Args:
+        data: The recipe's data section.
+        name: The data that settings were chosen on.
     """
     if data.file is None:
         return same_data(name, data.source)

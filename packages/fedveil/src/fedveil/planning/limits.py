@@ -42,14 +42,14 @@ _PLAIN = {bool, int, float, str, *np.sctypeDict.values()}
 
 
 def unprotected(context: NoiseContext) -> tuple[str, ...]:
-    """What came from private data without noise."""
-    found = list(taken_from_records(context.federation))
+    """Return a sentence for everything that was taken from private data without noise."""
+    sentences = list(taken_from_records(context.federation))
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
-        found.append("The inputs to vote on must be public, and may be the clients' own data.")
+        sentences.append("The inputs to vote on must be public, and may be the clients' own data.")
     for data, public in trained_on(context.module).items():
         if origin := start_origin(data, public, context.federation.name):
-            found.append(f"Weights start from a model trained on {data}{origin}.")
-    return tuple(found)
+            sentences.append(f"Weights start from a model trained on {data}{origin}.")
+    return tuple(sentences)
 
 
 def foreign_parts(
@@ -90,7 +90,7 @@ def foreign_parts(
 
 
 def taken_from_records(federation: Federation) -> tuple[str, ...]:
-    """What became of a federation's records that depends on more than one unit."""
+    """Return a sentence for each value of a federation that depends on more than one unit."""
     parts = federation.test, federation.validation
     again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
     foreign = (_UNPROVED.format(name) for name in _foreign_data(federation))
@@ -103,35 +103,41 @@ def unproved(name: str) -> str:
 
 
 def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]:
-    """What has to be public, or made without the protected data, because nothing hides it."""
+    """Return sentences on what has to be public because nothing hides it.
+
+    Args:
+        context: The facts of the plan.
+        unit: Whose data are protected.
+        trust: Who may see data before noise is added.
+    """
     federation = context.federation
-    found = [
+    sentences = [
         f"The model's shape is public: {_shape(federation)}; so is how data are scaled.",
         "The initial weights were made without the protected data.",
     ]
-    found += [
+    sentences += [
         f"Weights start from a model of {data}. That those data are public is declared."
         for data, public in trained_on(context.module).items()
         if start_origin(data, public, federation.name) is None
     ]
     if federation.public:
-        found.append(
+        sentences.append(
             f"That the rows of {federation.name} are public is declared; what was taken from them "
             "without noise (classes, scales, who takes part) counts as known."
         )
     elif HELD_OUT_NOTE not in federation.notes and (len(federation.test) or federation.validation):
-        found.append(
+        sentences.append(
             "Test and validation examples are public, and nobody's training examples: that is "
             "declared by giving them."
         )
     if PICTURES_NOTE in federation.notes:
-        found.append(PICTURES_NOTE)
+        sentences.append(PICTURES_NOTE)
     if federation.encoder is not None:
-        found.append(
+        sentences.append(
             "The names of the table's columns are public, and the types they are stored with; so "
             "is that the file can be read, for a damaged one stops the run."
         )
-        found += [
+        sentences += [
             f"Column {name!r} becomes numbers, each row's text alone, by the encoder "
             f"{column.encoder} (SHA-256 {str(column.digest)[:16]}...), whose training data are "
             "declared to be public."
@@ -139,42 +145,44 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
             if column.kind is Kind.TEXT
         ]
     if federation.encoder is not None and federation.owners is not None and unit is Unit.RECORD:
-        found.append("Which client a row names is public. A row that names none is left out.")
+        sentences.append("Which client a row names is public. A row that names none is left out.")
     if federation.train.persons is not None and unit is Unit.RECORD:
-        found.append("Which person a row names is public. A row that names none is left out.")
+        sentences.append("Which person a row names is public. A row that names none is left out.")
     if unit is Unit.PERSON:
-        found.append(
+        sentences.append(
             "At which clients a person has rows is public; how many there are, and what they hold, "
             "is not. A row that names no person is left out."
         )
     if unit is Unit.PERSON and federation.elsewhere:
         clip = context.local.gradient_clip
         most = 1 if clip is None else clip.sites_per_person
-        found.append(
+        sentences.append(
             f"Nobody has rows at more sites than {most}: that is declared, and nothing enforces "
             "it, for no site knows whom the others have."
         )
     if context.public_clients is not None:
-        found.append(
+        sentences.append(
             f"There are at most {context.public_clients} clients; that there are more would show, "
             "for then nothing runs."
         )
     if federation.featurizer is not None:
-        found.append(str(federation.featurizer))
+        sentences.append(str(federation.featurizer))
     if context.pipeline.ballot is not None:
-        found.append(
+        sentences.append(
             f"The {len(context.pipeline.ballot.inputs)} inputs that are voted on are public."
         )
     if context.secure is not None and trust is Trust.DISTRIBUTED:
-        found += _graph(context.secure)
-    found += _of_loss(context)
-    own = sorted({type(layer).__name__ for layer in context.module.modules() if _foreign(layer)})
-    if own:
-        found.append(
-            f"Layers that are not fedveil's ({', '.join(own)}) treat examples one by one and "
-            "remember nothing of them."
+        sentences += _graph(context.secure)
+    sentences += _of_loss(context)
+    custom_layers = sorted(
+        {type(layer).__name__ for layer in context.module.modules() if _foreign(layer)}
+    )
+    if custom_layers:
+        sentences.append(
+            f"Layers that are not fedveil's ({', '.join(custom_layers)}) treat examples one by one "
+            "and remember nothing of them."
         )
-    return tuple(found)
+    return tuple(sentences)
 
 
 def start_origin(data: str, public: bool, protected: str) -> str | None:
@@ -194,11 +202,11 @@ def start_origin(data: str, public: bool, protected: str) -> str | None:
 
 
 def _of_loss(context: NoiseContext) -> Iterator[str]:
-    """What is taken for granted of a loss that is not the task's own."""
+    """Yield the assumptions about a loss that is not the task's default."""
     loss = context.local.loss
     if type(loss) is ClassWeights:
-        shown = ", ".join(f"{weight:g}" for weight in loss.weights)
-        yield f"The weights of the classes are public, and not taken from the labels: {shown}."
+        weights = ", ".join(f"{weight:g}" for weight in loss.weights)
+        yield f"The weights of the classes are public, and not taken from the labels: {weights}."
     elif loss is not None:
         name = getattr(loss, "__qualname__", type(loss).__name__)
         yield f"The loss {name}, not one of fedveil's, treats examples one by one and forgets them."
@@ -222,29 +230,31 @@ def _graph(sums: SecureSums) -> Iterator[str]:
 
 
 def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
-    """What a run shows or holds beyond its releases."""
-    found = list(test_examples(context.federation))
+    """Return sentences on what a run shows or holds beyond its releases."""
+    sentences = list(test_examples(context.federation))
     if ARTIFICIAL_NOTE in context.federation.notes and not context.local.per_person:
-        found.append("A person: rows were dealt to artificial clients, and one client is a share.")
+        sentences.append(
+            "A person: rows were dealt to artificial clients, and one client is a share."
+        )
     if context.secure is not None and context.secure.params.honest_server:
-        found.append(
+        sentences.append(
             "A server that departs from the protocol: it is declared honest, and nobody checks "
             "whom it says to be lost."
         )
     if context.secure is not None and context.secure.mode is SecureMode.IDEAL:
-        found.append(
+        sentences.append(
             "Whoever runs this process: secure sums are ideal, taken without masks, and it sees "
             "what every client sends."
         )
     elif context.federation.elsewhere:
-        found.append("Whoever runs a site: it holds that site's data, noise and keys.")
+        sentences.append("Whoever runs a site: it holds that site's data, noise and keys.")
     elif trust is not Trust.CENTRAL:
-        found.append("Whoever runs this process: it holds all clients' data, noise and keys.")
-    return tuple(found)
+        sentences.append("Whoever runs this process: it holds all clients' data, noise and keys.")
+    return tuple(sentences)
 
 
 def test_examples(federation: Federation) -> tuple[str, ...]:
-    """What is said about figures that are measured on the federation's test part."""
+    """Return a sentence about figures on the federation's test examples, if it has any."""
     held_out = HELD_OUT_NOTE in federation.notes  # perhaps of nobody, which must not show
     if not (held_out or len(federation.test)):
         return ()
@@ -256,13 +266,15 @@ def _shape(federation: Federation) -> str:
     size = "x".join(map(str, federation.input_shape)) or "1"
     if federation.task is Task.REGRESSION:
         return f"{size} inputs, one number to predict"
-    what = "labels" if federation.task is Task.MULTI_LABEL else "classes"
-    return f"{size} inputs, {federation.classes} {what}"
+    noun = "labels" if federation.task is Task.MULTI_LABEL else "classes"
+    return f"{size} inputs, {federation.classes} {noun}"
 
 
 def _foreign_data(federation: Federation) -> Iterator[str]:
-    """Classes of somebody else between the stored records and the model: a scaling that looks at
-    all records it is given, or a column that does, carries one record into others."""
+    """Yield classes of others between the stored records and the model.
+
+    A scaling or a column that looks at all records carries one record into others.
+    """
     train = federation.train
     for part in (federation, train, federation.scaling, federation.bought):
         if part is not None and not is_own_object(part):

@@ -64,7 +64,7 @@ def own_scales(
                 "clients. Set privacy.unit to person, or leave the person column out."
             )
         brought = zip(places, federation.own_epsilons.tolist(), strict=True)
-        budgets = {name: own for name, own in brought if own < np.inf} | dict(budgets)
+        budgets = {name: level for name, level in brought if level < np.inf} | dict(budgets)
         _check_groups(set(budgets.values()))
     if not budgets:
         return None
@@ -74,22 +74,29 @@ def own_scales(
             "tells that they are there",
             "use privacy.adjacency zero-out, without privacy.public_clients",
         )
-    scales, known = [1.0] * federation.clients, dict[float, float]()
+    scales, scale_at = [1.0] * federation.clients, dict[float, float]()
     for name, epsilon in budgets.items():
         if str(name) not in places:
             some = ", ".join(list(places)[:5])
             raise ConfigError(
                 f"privacy.budgets: no client {name!r}. There are {some}, for example."
             )
-        own = number_of(f"privacy.budgets.{name}", epsilon)
-        if own not in known:
-            known[own] = own_scale(noise, own, model, delta)
-        scales[places[str(name)]] = known[own]
+        level = number_of(f"privacy.budgets.{name}", epsilon)
+        if level not in scale_at:
+            scale_at[level] = own_scale(noise, level, model, delta)
+        scales[places[str(name)]] = scale_at[level]
     return tuple(scales)
 
 
 def own_scale(noise: NoisePlacement, epsilon: float, model: PrivacyModel, delta: float) -> float:
-    """Return the largest share of the clip with which one client keeps to its own epsilon."""
+    """Return the largest share of the clip with which one client keeps to its own epsilon.
+
+    Args:
+        noise: The fitted noise of the run, with all of its rounds.
+        epsilon: The client's budget.
+        model: Who is protected from whom.
+        delta: Of everybody's guarantee.
+    """
     check_scalable(noise)
     return largest_scale(
         noise.releases(noise.facts.rounds), epsilon=epsilon, **_account(noise, model, delta)
@@ -137,10 +144,10 @@ def own_rates(noise: NoisePlacement, model: PrivacyModel, delta: float) -> Rates
             "use privacy.unit person (with a person column) and training.batches poisson, or "
             "privacy.unit client",
         )
-    asked = sorted({one for one in brought.tolist() if one < np.inf})
-    _check_groups(set(asked))
+    levels = sorted({one for one in brought.tolist() if one < np.inf})
+    _check_groups(set(levels))
     releases, terms = noise.releases(noise.facts.rounds), _account(noise, model, delta)
-    return tuple((one, largest_rate(releases, epsilon=one, **terms)) for one in asked)
+    return tuple((one, largest_rate(releases, epsilon=one, **terms)) for one in levels)
 
 
 def rates_of(federation: Federation, rates: Rates, usual: float) -> npt.NDArray[np.float64]:
@@ -150,10 +157,10 @@ def rates_of(federation: Federation, rates: Rates, usual: float) -> npt.NDArray[
         ConfigError: A person brings an epsilon for which no rate was planned.
     """
     brought = federation.own_epsilons
-    known = dict(rates) | {float("inf"): usual}
-    if brought is None or not set(brought.tolist()) <= set(known):
+    rate_at = dict(rates) | {float("inf"): usual}
+    if brought is None or not set(brought.tolist()) <= set(rate_at):
         raise ConfigError("plan: persons bring epsilons that it was not made for; make a new one")
-    return np.array([known[one] for one in brought.tolist()])
+    return np.array([rate_at[one] for one in brought.tolist()])
 
 
 def own_epsilons(
@@ -165,32 +172,32 @@ def own_epsilons(
 ) -> Iterator[str]:
     """Yield a sentence for each group of clients or persons with a budget of its own."""
     releases, terms = noise.releases(noise.facts.rounds), _account(noise, model, delta)
-    said = (
+    template = (
         "Budgets of their own are public and were set without looking at data: for {} of {} {}s, "
         "{}, epsilon is {}. Averages lean towards {}s with larger budgets."
     )
     for scale, count in sorted(Counter(scales or ()).items()):
         if scale < 1:
-            own = at_most(scaled_guarantee(releases, scale, **terms).epsilon)
-            what = f"which clip to {at_most(scale)} of the clip"
-            yield said.format(count, len(scales or ()), "client", what, own, "client")
+            epsilon = at_most(scaled_guarantee(releases, scale, **terms).epsilon)
+            how = f"which clip to {at_most(scale)} of the clip"
+            yield template.format(count, len(scales or ()), "client", how, epsilon, "client")
     brought = noise.facts.federation.own_epsilons
     if brought is None:
         return
-    for asked, rate in rates:
-        own = at_most(rated_guarantee(releases, rate, **terms).epsilon)
-        what = f"whose coins have bias {at_most(rate)}"
-        count = int(np.count_nonzero(brought == asked))
-        yield said.format(count, len(brought), "person", what, own, "person")
+    for level, rate in rates:
+        epsilon = at_most(rated_guarantee(releases, rate, **terms).epsilon)
+        how = f"whose coins have bias {at_most(rate)}"
+        count = int(np.count_nonzero(brought == level))
+        yield template.format(count, len(brought), "person", how, epsilon, "person")
 
 
 def _account(noise: NoisePlacement, model: PrivacyModel, delta: float) -> dict[str, Any]:
     return {"privacy_model": model, "delta": delta, "in_full": noise.facts.bought}
 
 
-def _check_groups(asked: set[float]) -> None:
-    if len(asked) > _MOST_GROUPS:
+def _check_groups(levels: set[float]) -> None:
+    if len(levels) > _MOST_GROUPS:
         raise ConfigError(
-            f"privacy.epsilon_column: {len(asked)} different epsilons, of which each is accounted "
+            f"privacy.epsilon_column: {len(levels)} different epsilons, of which each is accounted "
             f"by itself. Round them down to at most {_MOST_GROUPS}."
         )

@@ -77,9 +77,12 @@ from fedveil.training.server.optimizers import Optimizer
 
 @dataclass(frozen=True)
 class Budget:
-    """How much privacy may be spent: epsilon (the noise follows) or the noise (epsilon follows).
+    """How much privacy may be spent.
 
-    `delta=None` stands for min(1e-5, units^-1.1); zero asks for pure differential privacy.
+    Attributes:
+        epsilon: The budget; the noise follows from it. Set either this or the noise.
+        delta: None stands for min(1e-5, units^-1.1); zero asks for pure differential privacy.
+        noise_multiplier: The noise; epsilon follows from it.
 
     >>> delta = Budget(epsilon=4).resolved_delta(1_000_000)  # a million clients
     >>> round(delta * 1e7, 2)
@@ -177,8 +180,8 @@ class Plan(Displayed):
         if self.seed is None and self.delta is None:
             raise ConfigError("delta: a protected plan promises something, and needs one")
         parts = (self.method, self.federation, self.module)
-        known = bool(self.tried) and all(map(operator.is_, self.tried, parts))
-        if not known:
+        checked = bool(self.tried) and all(map(operator.is_, self.tried, parts))
+        if not checked:
             check_model(self.module, self.federation, protected=self.seed is None)
             local = self.method.local
             check_isolation(
@@ -186,32 +189,32 @@ class Plan(Displayed):
             )
             check_loss(local.loss, self.module, self.federation, local.batch_size)
         if self.secure_sums is not None:
-            sums = chosen_sums(self.method, self.federation, self.secure_sums, same_method=known)
+            sums = chosen_sums(self.method, self.federation, self.secure_sums, same_method=checked)
             settle(self, secure_sums=sums)
         noise = self.private_noise
         if self.scales is not None:
             check_scalable(noise)
-            given = [fraction("scales", one) for one in self.scales]
-            if len(given) != self.federation.clients:
+            scales = [fraction("scales", one) for one in self.scales]
+            if len(scales) != self.federation.clients:
                 raise ConfigError("scales: need a number above 0 and at most 1 for every client")
         brought = self.federation.own_epsilons
         if brought is not None and self.scales is None and (brought < math.inf).any():
             self._own_rates()  # for all who ask for less, or it is not the plan for these data
         check_sums(noise, promised=self.seed is None)
         choices = (self.noise_multiplier, self.arithmetic, self.secure_sums)
-        if not known or self.tried[len(parts) :] != choices:
+        if not checked or self.tried[len(parts) :] != choices:
             check_every_round(self.method, noise)
         settle(self, tried=parts + choices)
 
     def _display(self) -> tuple[str, dict[str, object]]:
-        known = vars(self).get("guarantee")  # a repr starts no accounting
+        guarantee = vars(self).get("guarantee")  # a repr starts no accounting
         return f"{self.method.name} on {self.federation.name}", {
             "rounds": self.method.rounds,
             "expected cohort": self.sampling.expected_cohort,
             "parameters": self.layout.size,
             "noise multiplier": self.noise_multiplier,
-            "epsilon": None if known is None else at_most(known.epsilon),
-            "delta": None if known is None else at_most(known.delta),
+            "epsilon": None if guarantee is None else at_most(guarantee.epsilon),
+            "delta": None if guarantee is None else at_most(guarantee.delta),
             "protected": self.protected,
             "seed": self.seed,
         }
@@ -246,7 +249,7 @@ class Plan(Displayed):
 
     @property
     def private_noise(self) -> NoisePlacement:
-        """The same where there must be one."""
+        """Return the fitted noise of a method that must add some."""
         if self.noise is None:
             raise ConfigError(f"training.method: {self.method.name!r} adds no noise")
         return self.noise
@@ -258,7 +261,7 @@ class Plan(Displayed):
 
     @cached_property
     def sampling(self) -> Sampling:
-        """Who takes part: drawn in the rounds, and accounted for."""
+        """The sampler of cohorts, both for the draws and for the accountants."""
         return self.context.sampling if self.context else sampling_of(self.method, self.federation)
 
     @cached_property
@@ -271,21 +274,21 @@ class Plan(Displayed):
 
     @cached_property
     def pipeline(self) -> UpdatePipeline:
-        """What leaves a client in the first round."""
+        """The update pipeline used in the first round."""
         if self.noise is None:
             return pipeline_of(self.method, self.federation, self.module)
         return self.noise.pipeline(self.noise.facts.pipeline.clip)
 
     def _model_of(self, noise: NoisePlacement) -> PrivacyModel:
-        said = self.declared, self.unprotected, self.trusted_parts
-        return _privacy_model(self.method, noise, self.seed, *said)
+        sentences = self.declared, self.unprotected, self.trusted_parts
+        return _privacy_model(self.method, noise, self.seed, *sentences)
 
     @cached_property
     def person_epsilon(self) -> float | None:
-        """What all records of a person together have, where they are protected one at a time.
+        """Epsilon of all records of a person together, where single records are protected.
 
-        None if nobody has said how many of them count (`Federation.records_per_person`: the largest
-        number in the data is private), if no proof covers them, or if another unit is protected.
+        None if `Federation.records_per_person` is not set (the largest number in the data is
+        private), if no proof covers a person, or if another unit is protected.
         """
         most = self.federation.records_per_person
         if most is None or self.noise is None or self.delta is None:
@@ -307,16 +310,16 @@ class Plan(Displayed):
             return None
         model = self._model_of(self.noise)
         if model.unit is Unit.RECORD and self.federation.train.persons is not None:
-            said = _of_persons(self.federation, self.person_epsilon)
-            model = replace(model, not_covered=(*model.not_covered, said))
+            persons_note = _of_persons(self.federation, self.person_epsilon)
+            model = replace(model, not_covered=(*model.not_covered, persons_note))
         if self.delta is None or not (self.scales or self.rates):
             return model
-        own = own_epsilons(self.noise, self.scales, self.rates, model, self.delta)
-        return replace(model, declared=(*model.declared, *own))
+        own_budgets_note = own_epsilons(self.noise, self.scales, self.rates, model, self.delta)
+        return replace(model, declared=(*model.declared, *own_budgets_note))
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
-        """What all rounds together guarantee; None if the method adds no noise."""
+        """The guarantee of all rounds together; None if the method adds no noise."""
         if self.privacy_model is None or self.delta is None:
             return None
         releases = self.releases(self.method.rounds)
@@ -333,7 +336,7 @@ class Plan(Displayed):
 
     @cached_property
     def local(self) -> LocalTraining:
-        """What clients do, with any noise that belongs into their steps."""
+        """The local training of a client, with any noise that belongs into its steps."""
         local = self.method.local if self.noise is None else self.noise.local
         return replace(local, own_rates=self._own_rates()) if self.rates else local
 
@@ -342,30 +345,33 @@ class Plan(Displayed):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against running this plan: a delta that only simulations may have, and noise
-        in which no update can be seen.
+        """Reasons against running this plan.
+
+        They are a delta that only simulations may have, and noise in which no update can be seen.
         """
         model = self.privacy_model
         if model is None or self.delta is None or self.delta * (model.population or 0) < 1:
             return self.drowned
-        said = (
+        warning = (
             f"privacy.delta {self.delta:g} is not below 1/{model.population}: publishing one "
             f"random {model.unit} whole would satisfy it. A protected run refuses it"
         )
-        return (said, *self.drowned)
+        return (warning, *self.drowned)
 
     @property
     def drowned(self) -> tuple[str, ...]:
-        """If all clients send the same update of full norm, their averages over the run add up to
-        sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
+        """A warning if noise hides every update.
+
+        If all clients send the same update of full norm, their averages over the run add up to
+        sqrt(rounds) times this signal-to-noise ratio. Below one, nothing can be learned.
         """
         fitted, privacy_model = self.noise, self.privacy_model
         if fitted is None or privacy_model is None or privacy_model.unit is not Unit.CLIENT:
             return ()
         noise = fitted.facts.noise_multiplier * fitted.noise_ratio
         cohort, clients = self.sampling.expected_cohort, fitted.facts.clients
-        seen = math.sqrt(cohort) if privacy_model.trust is Trust.LOCAL else cohort
-        ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
+        visible = math.sqrt(cohort) if privacy_model.trust is Trust.LOCAL else cohort
+        ratio = visible * math.sqrt(self.method.rounds / self.layout.size) / noise
         if ratio >= 1:
             return ()
         needed = math.ceil(clients * ratio ** (-2 if privacy_model.trust is Trust.LOCAL else -1))
@@ -376,7 +382,7 @@ class Plan(Displayed):
         )
 
     def releases(self, rounds: int) -> tuple[Release, ...]:
-        """What leaves in the first `rounds` rounds."""
+        """Return the releases of the first `rounds` rounds."""
         return () if self.noise is None or rounds == 0 else _releases(self.noise, rounds)
 
     def spent(self, rounds: int) -> float | None:
@@ -406,33 +412,49 @@ def plan(
 ) -> Plan:
     """Resolve a method against data, a model and a budget.
 
-    With a seed the run is a simulation: its guarantee says what the same plan would certify.
-    `arithmetic=None` is exact without a seed and under a secure sum, which adds integers, and
-    idealised (faster) with a seed. Sentences: `declared` says what else the guarantee takes to be
-    public; `unprotected` what was taken from the protected data by other ways, so that nothing is
-    certified. `trusted_parts` names classes of others, as "package.module:Class", whose proofs you
-    vouch for: a method with other parts that are not fedveil's is not certified. `budgets` are
-    epsilons of single clients below the run's, by name (by number where the data name nobody): each
-    of them clips its updates to as much less as its own epsilon needs. Epsilons that clients or
-    persons bring with their data (`Federation.from_arrays(epsilons=...)`) are kept in the same way;
-    persons' secret coins are then rarer.
+    Args:
+        method: What is trained, and where noise is added.
+        federation: The clients' data.
+        model: Any module; its weights are the first shared weights.
+        budget: Of a method that adds noise; None for others.
+        seed: With a seed the run is a repeatable simulation, and its guarantee says what the same
+            plan would certify. None: a protected run.
+        arithmetic: None: exact without a seed and under a secure sum, which adds integers;
+            idealised (faster) with a seed.
+        declared: Sentences on what else the guarantee takes to be public.
+        unprotected: Sentences on what else was taken from the protected data. Nothing is certified
+            then.
+        trusted_parts: Classes of others, as "package.module:Class", whose proofs you vouch for. A
+            method with other parts that are not fedveil's is not certified.
+        budgets: Epsilons of single clients below the run's, by name (by number where the data name
+            nobody). Each of them clips its updates to as much less as its own epsilon needs.
+            Epsilons that clients or persons bring with their data
+            (`Federation.from_arrays(epsilons=...)`) are kept in the same way; persons' secret coins
+            are then rarer.
+
+    Returns:
+        The plan, with its noise calibrated and its guarantee computed.
+
+    Raises:
+        PrivacyRefusal: No proof covers this combination.
+        ConfigError: An argument cannot be used.
 
     >>> import fedveil as fv
     >>> digits = fv.load("digits", clients=100)
     >>> local = fv.LocalTraining(fv.LearningRate(1.0), steps=5)
     >>> cohort = fv.CohortRule(rate=0.5)
     >>> method = fv.dp_fedavg(rounds=10, cohort=cohort, local=local, clip=fv.Clip(0.8))
-    >>> made = fv.plan(method, digits, fv.build("logistic", digits), budget=fv.Budget(epsilon=4))
-    >>> 3.99 < made.guarantee.epsilon <= 4, made.guarantee.certified
+    >>> plan = fv.plan(method, digits, fv.build("logistic", digits), budget=fv.Budget(epsilon=4))
+    >>> 3.99 < plan.guarantee.epsilon <= 4, plan.guarantee.certified
     (True, True)
     """
     instance_of(Method)("method", method)
     instance_of(Federation)("federation", federation)
     instance_of(nn.Module, "torch.nn.Module")("model", model)
     lists = {"declared": declared, "unprotected": unprotected, "trusted_parts": trusted_parts}
-    for name, given in lists.items():
-        if isinstance(given, str):
-            raise ConfigError(f"{name}: need a list, got {given!r}")
+    for name, items in lists.items():
+        if isinstance(items, str):
+            raise ConfigError(f"{name}: need a list, got {items!r}")
     placement, start = method.placement, flatten(model)
     check_model(model, federation, protected=seed is None and placement is not None)
     check_loss(method.local.loss, model, federation, method.local.batch_size)
@@ -453,8 +475,8 @@ def plan(
     local = method.local
     check_isolation(model, federation, local.per_example, per_person=local.per_person)
     noise = usual_noise(method, federation, model, seed, arithmetic)
-    said = tuple(declared), tuple(unprotected), tuple(trusted_parts)
-    privacy_model = _privacy_model(method, noise, seed, *said)
+    sentences = tuple(declared), tuple(unprotected), tuple(trusted_parts)
+    privacy_model = _privacy_model(method, noise, seed, *sentences)
     delta = _delta(noise, privacy_model, budget)
     multiplier = budget.noise_multiplier
     if multiplier is None:
@@ -465,18 +487,23 @@ def plan(
     noise = noise.scaled(multiplier)
     scales = own_scales(noise, budgets or {}, privacy_model, delta)
     rates = own_rates(noise, privacy_model, delta)
-    chosen = *choices, delta, *said, tried, scales, rates
-    made = Plan(method, federation, model, start, seed, *chosen)
-    if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
+    chosen = *choices, delta, *sentences, tried, scales, rates
+    resolved = Plan(method, federation, model, start, seed, *chosen)
+    if resolved.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
         raise RuntimeError("a plan with noise has a guarantee")
-    return made
+    return resolved
 
 
 def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
-    """The noise multiplier of a method on the data and model of a plan, for simulations.
+    """Return the noise multiplier of a method on the data and model of a plan, for simulations.
 
-    What `plan` would take, or a little more where only a slow accountant proves that less will do;
-    nothing is promised, so nothing is accounted.
+    It is what `plan` would choose, or a little more where only a slow accountant proves that less
+    is enough. Nothing is promised, so nothing is accounted.
+
+    Args:
+        method: The method to simulate.
+        like: A plan with the same data, model and arithmetic.
+        budget: With an epsilon.
     """
     if budget.epsilon is None:
         raise ConfigError("privacy.epsilon: set it; the noise follows from it")
@@ -503,7 +530,7 @@ def _privacy_model(
     unprotected: Sequence[str] = (),
     trusted_parts: Sequence[str] = (),
 ) -> PrivacyModel:
-    """Who is protected from whom, as the noise's place has it, with all that the plan knows."""
+    """Return who is protected from whom, with the assumptions that the plan knows of."""
     model, facts = noise.privacy_model(), noise.facts
     entropy = Entropy.SYSTEM if seed is None else Entropy.SEEDED
     if facts.federation.bought is not None:
@@ -560,9 +587,9 @@ def _calibrated(
     delta: float,
     quickly: bool = False,
 ) -> float:
-    """The least noise multiplier with which all releases together keep to epsilon."""
+    """Return the smallest noise multiplier with which all releases together keep to epsilon."""
     rounds = noise.facts.rounds
-    found = least_noise(
+    multiplier = least_noise(
         lambda level: _releases(noise.scaled(level), rounds),
         epsilon=epsilon,
         delta=delta,
@@ -571,11 +598,11 @@ def _calibrated(
         guess=math.sqrt(max(1, rounds)) / epsilon,
         quickly=quickly,
     )
-    if found is None:
+    if multiplier is None:
         raise PrivacyRefusal(
             f"no amount of noise on the updates keeps to epsilon {epsilon} at delta {delta:g}: "
             "other releases (statistics that were bought, a tracked clip) or missing noise shares "
             "cost more",
             "raise privacy.epsilon, privacy.delta or privacy.clip_noise, or name fewer colluders",
         )
-    return found
+    return multiplier

@@ -63,13 +63,13 @@ _CLIP, _QUANTILE = 1.0, 0.3
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The table in a TOML file, or in a recipe that comes with the package, by its name."""
+    """Return the table in a TOML file, or in a recipe that comes with the package, by its name."""
     if path.suffix in (".csv", ".parquet", ".tsv", ".gz"):
         how = f"fedveil run --data {path} --client-column COLUMN --label COLUMN"
         several = f"several files: --data 'DIR/*{path.suffix}' in quotes"
         raise ConfigError(f"{path}: a table, not a recipe; train on it with: {how} ({several})")
     try:
-        return tomllib.loads(found(path).read_text(encoding="utf-8"))
+        return tomllib.loads(recipe_file(path).read_text(encoding="utf-8"))
     except IsADirectoryError:
         raise ConfigError(
             f"{path}: a folder, not a recipe. Name the recipe in it ({path / 'recipe.toml'}); "
@@ -86,15 +86,19 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def shipped() -> dict[str, Path]:
-    """The recipes that come with the package."""
+    """Return the recipes that come with the package, by name."""
     folder = Path(str(resources.files("fedveil.methods.recipes")))
     files = sorted(folder.rglob("*.toml"))
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
 
 
-def found(path: Path) -> Path:
-    """The file that is meant: `path` itself, or a shipped recipe as NAME or recipes/NAME.toml;
-    NAME may have a folder in front, as best/NAME."""
+def recipe_file(path: Path) -> Path:
+    """Return the file that a path or name means.
+
+    Args:
+        path: A file, or a recipe of the package as NAME or recipes/NAME.toml; NAME may have a
+            folder in front, as best/NAME.
+    """
     ours = shipped()
     if path.exists():
         return path
@@ -118,9 +122,15 @@ def parse(
     assignments: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """A recipe from a table, `section.key=value` assignments, and values by dotted name.
+    """Build a recipe; later arguments override earlier ones.
 
-    The later ones win.
+    Args:
+        table: Sections and keys, as a TOML file has them.
+        assignments: `section.key=value` texts.
+        values: Values by dotted name.
+
+    Raises:
+        ConfigError: A key is unknown, or a value has the wrong type.
     """
     merged = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
     if isinstance(merged.get("aggregation"), str):
@@ -164,7 +174,7 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def _choose_by_unit(table: dict[str, Any]) -> None:
-    """A recipe that names no method but whose data to protect gets one that does."""
+    """Choose dp-sgd for a recipe that protects records or persons and names no method."""
     training, privacy = table.get("training", {}), table.get("privacy", {})
     if not (isinstance(training, dict) and isinstance(privacy, dict)):
         return
@@ -173,7 +183,7 @@ def _choose_by_unit(table: dict[str, Any]) -> None:
 
 
 def _name_clients(table: dict[str, Any]) -> None:
-    """Several files and nothing that says whose rows they hold: each is a client's."""
+    """Make each of several files a client if nothing else says whose rows they hold."""
     data = table.get("data", {})
     if not isinstance(data, dict) or not isinstance(file := data.get("file"), str):
         return
@@ -185,7 +195,7 @@ _SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credi
 
 
 def with_defaults(recipe: Recipe) -> Recipe:
-    """Decide what was left open between alternatives: cohort or rate, steps or epochs, budget."""
+    """Fill in what a recipe left open: cohort or rate, steps or epochs, budget, clip."""
     training, privacy, aggregation = recipe.training, recipe.privacy, recipe.aggregation
     method = METHODS.find(training.method, "training.method")
     training = replace(training, method=method.name)
@@ -219,22 +229,25 @@ def with_defaults(recipe: Recipe) -> Recipe:
 
 
 def as_run(recipe: Recipe) -> Recipe:
-    """A recipe with its defaults as `fedveil run` runs it: where a budget but no clip is set, and a
-    trusted aggregator adds Gaussian noise, the clip falls to where updates end."""
-    found = with_defaults(recipe)
-    method, privacy = METHODS[found.training.method], found.privacy
+    """Fill in a recipe's defaults as `fedveil run` does.
+
+    Where a budget but no clip is set, and a trusted aggregator adds Gaussian noise, the clip falls
+    to where most updates end.
+    """
+    resolved = with_defaults(recipe)
+    method, privacy = METHODS[resolved.training.method], resolved.privacy
     left_open = recipe.privacy.clip_norm is privacy.clip_quantile is privacy.clip_highest is None
     tracks = left_open and "privacy.clip_quantile" in method.keys and privacy.epsilon is not None
     central = method.trust is Trust.CENTRAL and privacy.trust in (None, "central")
     # By turns, noise that cancels is worth more, and needs a clip that stays.
-    turns = privacy.correlated is not None or found.training.sampling == "round-robin"
+    turns = privacy.correlated is not None or resolved.training.sampling == "round-robin"
     if not (tracks and central and privacy.noise == "gaussian") or turns:
-        return found
-    return replace(found, privacy=replace(privacy, clip_quantile=_QUANTILE, clip_highest=_CLIP))
+        return resolved
+    return replace(resolved, privacy=replace(privacy, clip_quantile=_QUANTILE, clip_highest=_CLIP))
 
 
 def with_full_paths(recipe: Recipe) -> Recipe:
-    """Files named from the root, so that a run can be resumed from anywhere."""
+    """Make the paths of files absolute, so that a run can be resumed from anywhere."""
     paths = {name: getattr(recipe.data, name) for name in ("file", "schema", "directory")}
     absolute: dict[str, Any] = {
         name: str(Path(path).absolute()) for name, path in paths.items() if path is not None
@@ -246,7 +259,7 @@ def with_full_paths(recipe: Recipe) -> Recipe:
 
 
 def without_privacy(recipe: Recipe) -> Recipe:
-    """The same training as FedAvg: no clip, no noise, and none of the parts that go with them."""
+    """Return the same training as FedAvg, without clip, noise and the parts that belong to them."""
     training = replace(
         recipe.training, method="fedavg", penalty=None, sparsity=None, upload="dense"
     )

@@ -27,12 +27,12 @@ from fedveil.training.server.distillation import Distillation
 
 
 def sampling_of(method: Method, federation: Federation) -> Sampling:
-    """Who takes part."""
+    """Return the sampler of cohorts."""
     return method.cohort.resolve(federation.clients, method.rounds)
 
 
 def pipeline_of(method: Method, federation: Federation, module: nn.Module) -> UpdatePipeline:
-    """What leaves a client, before anything is said about noise."""
+    """Return the update pipeline before anything is known about noise."""
     pipeline = method.pipeline
     if method.voting is not None:
         inputs = _questions(method.voting, federation)
@@ -83,7 +83,15 @@ def usual_noise(
     seed: int | None,
     arithmetic: Arithmetic | None,
 ) -> NoisePlacement:
-    """Return the method's noise at multiplier one; `arithmetic=None` as `plan` says."""
+    """Return the method's noise, fitted at multiplier one.
+
+    Args:
+        method: With a noise placement.
+        federation: The data.
+        module: The model.
+        seed: None for a protected run.
+        arithmetic: None for the default that `plan` documents.
+    """
     usual = Arithmetic.EXACT if seed is None else Arithmetic.IDEALISED
     sums = secure_sums(method, federation)
     noise = noise_of(method, federation, module, arithmetic or usual, secure=sums)
@@ -96,20 +104,22 @@ def usual_noise(
 
 def secure_sums(method: Method, federation: Federation) -> SecureSums | None:
     """Return how sums are hidden from whoever takes them; None if they are not."""
-    asked, placement = method.aggregation, method.placement
+    aggregation, placement = method.aggregation, method.placement
     if placement is None or not placement.secure_sum:
-        if asked.asked:
+        if aggregation.asked:
             raise ConfigError(
                 f"aggregation: method {method.name!r} with this trust takes no secure sums; use "
                 "privacy.trust distributed, or leave the section out"
             )
         return None
-    if asked.secure is SecureMode.NONE:
+    if aggregation.secure is SecureMode.NONE:
         return None
     cohort = cohort_size(sampling_of(method, federation))
-    if cohort < 2 and not asked.asked:
+    if cohort < 2 and not aggregation.asked:
         return None  # a sum of one hides nothing, and there are promises that do not need it
-    return asked.resolve(federation.name, cohort, placement.colluders, placement.honest_shares)
+    return aggregation.resolve(
+        federation.name, cohort, placement.colluders, placement.honest_shares
+    )
 
 
 def chosen_sums(
@@ -159,7 +169,7 @@ def check_sums(noise: NoisePlacement, promised: bool = True) -> None:
 
 
 def distillation(voting: Voting, federation: Federation, module: nn.Module) -> Distillation:
-    """The server's way to learn from votes."""
+    """Return the server's optimiser for votes: distillation on the public inputs."""
     return Distillation(
         module,
         layout_of(module),
@@ -172,7 +182,7 @@ def distillation(voting: Voting, federation: Federation, module: nn.Module) -> D
 
 
 def _questions(voting: Voting, federation: Federation) -> Tensor:
-    """The public inputs that are voted on, as the model sees them."""
+    """Return the public inputs that are voted on, as the model sees them."""
     if federation.task is not Task.CLASSIFICATION:
         raise ConfigError(f"training.method: votes need classes, and this is {federation.task}")
     if federation.validation is None or len(federation.validation) == 0:

@@ -66,11 +66,11 @@ def drawing(
     lines = []
     for number, series in enumerate(chart["series"]):
         colour = number if colours is None else colours[series["name"]]
-        known = [point for point in series["points"] if point[1] is not None]
-        places = [box.place(x, y) for x, y, *_ in known]
+        present = [point for point in series["points"] if point[1] is not None]
+        places = [box.place(x, y) for x, y, *_ in present]
         bars = [
             (box.place(x, y)[0], *(box.place(x, y + sign * half[0])[1] for sign in (-1, 1)))
-            for x, y, *half in known
+            for x, y, *half in present
             if half and half[0]
         ]
         lines.append(
@@ -112,8 +112,8 @@ def same_axes(charts: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
     boxes = {key: _box(chart) for key, chart in charts.items()}
     alike: dict[Any, list[str]] = {}
     for key, chart in charts.items():
-        what = chart["x"], chart["y"], tuple(chart.get("x_names", ()))
-        alike.setdefault((*what, boxes[key].log_x, boxes[key].log_y), []).append(key)
+        axes = chart["x"], chart["y"], tuple(chart.get("x_names", ()))
+        alike.setdefault((*axes, boxes[key].log_x, boxes[key].log_y), []).append(key)
     for keys in alike.values():
         ends = {
             one.name: (max if one.name.endswith("high") else min)(

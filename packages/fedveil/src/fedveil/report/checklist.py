@@ -25,38 +25,38 @@ def checklists(
     result: Mapping[str, Any], guarantee: Guarantee | None
 ) -> dict[str, list[dict[str, Any]]]:
     """Return every item of both lists: whether it is stated, and what, or why not."""
-    known = _known(guarantee) if guarantee is not None else {}
+    values = _known(guarantee) if guarantee is not None else {}
     figures = (f"{key} {result[key]:.4g}" for key in ("accuracy", "rmse", "loss") if key in result)
     utility = ", ".join(figures)
 
-    def said(name: str, text: str = "", why: str = "nothing is guaranteed") -> dict[str, Any]:
-        text = text or known.get(name, "")
+    def item(name: str, text: str = "", why: str = "nothing is guaranteed") -> dict[str, Any]:
+        text = text or values.get(name, "")
         return {"item": name, "stated": bool(text), "text": text or why}
 
     return {
         "How to DP-fy ML, section 5.3": [
-            said("DP setting"),
-            said("Data accesses covered"),
-            said("Final output of the mechanism"),
-            said("Unit of privacy and bound on its contribution"),
-            said("Adjacency definition"),
-            said("Type of accounting"),
-            said("Accounting assumptions, and whether they hold"),
-            said("Formal DP statement"),
-            said("Transparency and verifiability"),
+            item("DP setting"),
+            item("Data accesses covered"),
+            item("Final output of the mechanism"),
+            item("Unit of privacy and bound on its contribution"),
+            item("Adjacency definition"),
+            item("Type of accounting"),
+            item("Accounting assumptions, and whether they hold"),
+            item("Formal DP statement"),
+            item("Transparency and verifiability"),
         ],
         "NIST SP 800-226, draft of December 2023, the pyramid": [
-            said("Privacy parameters"),
-            said("Unit of privacy"),
-            said("Algorithms and correctness"),
-            said("Utility and accuracy", utility, "not evaluated yet"),
-            said("Bias", why="not measured: no figures of single groups were released"),
-            said("Side channels"),
-            said("Security", why=_OUTSIDE),
-            said("Access control", why=_OUTSIDE),
-            said("Query model"),
-            said("Threat and trust model"),
-            said("Data collection exposure", why=_OUTSIDE),
+            item("Privacy parameters"),
+            item("Unit of privacy"),
+            item("Algorithms and correctness"),
+            item("Utility and accuracy", utility, "not evaluated yet"),
+            item("Bias", why="not measured: no figures of single groups were released"),
+            item("Side channels"),
+            item("Security", why=_OUTSIDE),
+            item("Access control", why=_OUTSIDE),
+            item("Query model"),
+            item("Threat and trust model"),
+            item("Data collection exposure", why=_OUTSIDE),
         ],
     }
 

@@ -25,8 +25,8 @@ def point(x: float, spread: Spread, *, of_mean: bool = False) -> list[float]:
         [x, mean] or [x, mean, half the length of the bar].
     """
     half = spread.error if of_mean else spread.deviation
-    known = [float(f"{half:.4g}")] if spread.runs > 1 else []
-    return [x, float(f"{spread.mean:.6g}"), *known]
+    half_width = [float(f"{half:.4g}")] if spread.runs > 1 else []
+    return [x, float(f"{spread.mean:.6g}"), *half_width]
 
 
 def document_of(

@@ -65,18 +65,18 @@ def contenders(paths: Sequence[Path], assignments: Sequence[str] = ()) -> dict[s
         names = [f"{path.parent.name}/{path.stem}" for path in paths]
     if len(set(names)) < len(names):
         raise ConfigError("recipes: two have the same name; give each once, or rename one")
-    made = {
+    entered = {
         name: recipes.with_defaults(recipes.parse(recipes.read(path), assignments))
         for name, path in zip(names, paths, strict=True)
     }
-    sets = {name: _data_name(recipe.data) for name, recipe in made.items()}
+    sets = {name: _data_name(recipe.data) for name, recipe in entered.items()}
     if len(set(sets.values())) > 1:
         listed = "; ".join(f"{name}: {data}" for name, data in sets.items())
         raise ConfigError(
             f"recipes: they use different data sets ({listed}), whose scores cannot be compared. "
             "Compare recipes for one data set, or set it for all with --set data.source=NAME"
         )
-    return made
+    return entered
 
 
 def _data_name(data: DataSection) -> str:
@@ -93,7 +93,7 @@ def tasks(
 ) -> list[ComparedRun]:
     """Return all runs, every recipe once before any is repeated: a first answer comes early."""
     count("--seeds", seeds)
-    found = []
+    todo = []
     for seed in range(seeds):
         for name, recipe in entered.items():
             for epsilon in epsilons if _private(recipe) and epsilons else (None,):
@@ -103,8 +103,8 @@ def tasks(
                 if delta is not None and _private(recipe):
                     privacy = replace(privacy, delta=delta)
                 changed = replace(recipe, privacy=privacy, seed=seed)
-                found.append(ComparedRun(name, epsilon, changed))
-    return found
+                todo.append(ComparedRun(name, epsilon, changed))
+    return todo
 
 
 def common_delta(entered: Mapping[str, Recipe]) -> float | None:
@@ -198,31 +198,31 @@ def page_document(made: Mapping[str, Any]) -> dict[str, Any]:
         deviation = row["deviation"] if row["runs"] > 1 else None
         rows.append([row["recipe"], row["method"], row["epsilon"], [mean, deviation]])
         rows[-1] += [row["runs"], row["diverged"], row["noise_multiplier"]]
-    said = {
+    sections = {
         "Equal numbers, different promises": made["promises_differ"],
         "What these runs are": ["Simulations with known seeds: none of them is certified."],
     }
     names = {row["recipe"] for row in made["rows"]}
     title = f"{label[:1].upper()}{label[1:]} of {len(names)} recipes on {made['data']}"
-    return compared.document_of(title, said, _charts(made["rows"], label), columns, rows)
+    return compared.document_of(title, sections, _charts(made["rows"], label), columns, rows)
 
 
 def _charts(rows: Sequence[Mapping[str, Any]], label: str) -> list[dict[str, Any]]:
     """Return one chart: against epsilon, or by name where no budget was set."""
-    known = [row for row in rows if row["runs"]]
-    if not known:
+    finished = [row for row in rows if row["runs"]]
+    if not finished:
         return []
     chart: dict[str, Any] = {"title": f"{label}, mean of all seeds", "y": label, "zoom": True}
     if any(row["runs"] + row["diverged"] > 1 for row in rows):
         chart["bars"] = compared.DEVIATION
     epsilons = [row["epsilon"] for row in rows if row["epsilon"] is not None]
     if not epsilons:
-        points = [_point(at, row) for at, row in enumerate(known)]
-        names = [row["recipe"] for row in known]
+        points = [_point(at, row) for at, row in enumerate(finished)]
+        names = [row["recipe"] for row in finished]
         series = [{"name": label, "points": points}]
         return [chart | {"x": "recipe", "x_names": names, "series": series}]
     lines: dict[str, list[list[float]]] = {}
-    for row in known:
+    for row in finished:
         level = row["epsilon"] is None  # a line across the whole chart
         name = f"{row['recipe']}, no budget set" if level else row["recipe"]
         ends = sorted({min(epsilons), max(epsilons)}) if level else [row["epsilon"]]

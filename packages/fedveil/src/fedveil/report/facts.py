@@ -55,20 +55,23 @@ def facts_of(
     evaluated = [line for line in lines if line.get("loss") is not None]
     last = evaluated[-1] if evaluated else {}
     attack = None if guarantee is None else attack_on(guarantee)
-    shown, asked = _result(last, result or {}), recipe.get("privacy", {}).get("epsilon")
+    result_part, target_epsilon = (
+        _result(last, result or {}),
+        recipe.get("privacy", {}).get("epsilon"),
+    )
     document: dict[str, Any] = {
         "version": VERSION,
         "run": path.resolve().name,
         "title": f"{recipe['training']['method']} on {_data_name(recipe)}",
         "finished": result is not None or done == recipe["training"].get("rounds"),
         "rounds": done,
-        "result": shown,
+        "result": result_part,
         "warnings": list((result or {}).get("warnings", ())),
         "certify": (result or {}).get("certify"),
         "guarantee": None if guarantee is None else guarantee.to_dict(),
         "progress": dict(progress) if progress else None,
         "epsilons": {
-            "promised": asked or (guarantee.epsilon if guarantee else None),
+            "promised": target_epsilon or (guarantee.epsilon if guarantee else None),
             "certified": guarantee.epsilon if guarantee and guarantee.certified else None,
             "audited": _audited(path / AUDIT, guarantee),
         },
@@ -76,7 +79,7 @@ def facts_of(
         "attack": None if attack is None else attack_document(attack),
         "columns": (result or {}).get("columns", []),
         "effects": (result or {}).get("effects", []),
-        "charts": _charts(lines, shown, guarantee, attack),
+        "charts": _charts(lines, result_part, guarantee, attack),
         "gallery": gallery(path, recipe, guarantee),
         "data": _data_card(recipe, guarantee),
         "model": _model_card(path, recipe, guarantee),
@@ -84,23 +87,23 @@ def facts_of(
         "versions": (result or {}).get("versions", {}),
         "recompute": f"fedveil account {path}",
     }
-    return document | {"checklists": checklists(shown, guarantee)}
+    return document | {"checklists": checklists(result_part, guarantee)}
 
 
 def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the run ended with; of an unfinished one, its last evaluation."""
-    found = {name: (result or last).get(name) for name in ("accuracy", "rmse", "loss")}
-    known = {name: value for name, value in found.items() if value is not None}
+    figures = {name: (result or last).get(name) for name in ("accuracy", "rmse", "loss")}
+    present = {name: value for name, value in figures.items() if value is not None}
     scores = result.get("scores") or {}
     constant = scores.get("constant", {})
-    return known | {
+    return present | {
         "scores": {
             name: {"model": scores[name], "constant": constant.get(name)}
             for name in ordered(scores)
         },
         "useless": useless(scores),
         "clearly_better_than_constant": scores.get("clearly_better_than_constant"),
-        "constant_answer": {name: constant[name] for name in known if name in constant},
+        "constant_answer": {name: constant[name] for name in present if name in constant},
         "without_privacy": result.get("baseline"),
     }
 
@@ -111,7 +114,7 @@ def _audited(path: Path, guarantee: Guarantee | None) -> float | None:
         return None
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        of, shown = document["certified"], float(document["epsilon_at_least"])
+        of, lower_bound = document["certified"], float(document["epsilon_at_least"])
         same = math.isclose(float(of["epsilon"]), guarantee.epsilon, rel_tol=1e-6)
         for name in ("delta", "unit", "adjacency", "trust"):
             same = same and of[name] == getattr(guarantee, name)
@@ -119,7 +122,7 @@ def _audited(path: Path, guarantee: Guarantee | None) -> float | None:
         raise ConfigError(f"{path}: damaged ({error!r}); audit the run again") from None
     if not same:
         raise ConfigError(f"{path}: an audit of another guarantee; audit this run's recipe.toml")
-    return shown
+    return lower_bound
 
 
 def attack_document(attack: AttackBound) -> dict[str, Any]:
@@ -150,8 +153,8 @@ def _charts(
             "without privacy, at its end": (result["without_privacy"] or {}).get(name),
         }
         series = {name: points} | {
-            told: [[at, float(f"{value:.4g}")] for at in (points[0][0], points[-1][0])]
-            for told, value in level.items()
+            label: [[at, float(f"{value:.4g}")] for at in (points[0][0], points[-1][0])]
+            for label, value in level.items()
             if value is not None
         }
         charts["learning"] = _chart("Learning curve", "round", f"{name} on test examples", series)
@@ -163,12 +166,12 @@ def _charts(
         if line.get("epsilon_so_far") is not None
     ]
     if spent:
-        whole = _up(guarantee.epsilon)
-        ends = [[spent[0][0], whole], [spent[-1][0], whole]]
+        total = _up(guarantee.epsilon)
+        ends = [[spent[0][0], total], [spent[-1][0], total]]
         series = {"of the rounds so far": spent, "of the whole plan": ends}
         charts["epsilon"] = _chart("Epsilon over rounds", "round", "epsilon", series)
-    alone, best = AttackBound(attack.pairs[:1]), "any attack"
-    bounds = {best: attack, "as epsilon and delta alone allow": alone}
+    epsilon_only, best = AttackBound(attack.pairs[:1]), "any attack"
+    bounds = {best: attack, "as epsilon and delta alone allow": epsilon_only}
     curves = {
         name: [[rate, _up(bound.true_positives(rate))] for rate in RATES]
         for name, bound in bounds.items()
@@ -199,7 +202,7 @@ def _data_card(recipe: Mapping[str, Any], guarantee: Guarantee | None) -> dict[s
     """Return public facts only. How many units there are is public under every guarantee here."""
     data = recipe["data"]
     card: dict[str, Any] = {"name": _data_name(recipe)}
-    for key, told in {
+    for key, label in {
         "client_column": "a client is a value of",
         "person_column": "a person is a value of",
         "label": "column to predict",
@@ -207,7 +210,7 @@ def _data_card(recipe: Mapping[str, Any], guarantee: Guarantee | None) -> dict[s
         "partition": "dealt to clients",
     }.items():
         if key in data:
-            card[told] = data[key]
+            card[label] = data[key]
     if guarantee is not None:
         card[f"protected {guarantee.unit}s"] = guarantee.privacy_model.population
         card["declared public"] = list(guarantee.privacy_model.declared)

@@ -28,26 +28,26 @@ def gallery(
     if recipe.get("seed") is None or not file.exists():
         return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        same = found["epsilon"] is None
+        attack = json.loads(file.read_text(encoding="utf-8"))
+        same = attack["epsilon"] is None
         if guarantee is not None:
-            same = math.isclose(found["epsilon"], guarantee.epsilon, rel_tol=1e-6)
+            same = math.isclose(attack["epsilon"], guarantee.epsilon, rel_tol=1e-6)
         document = {
-            "views": _views(found),
-            "membership": _membership(found["membership"]) if found["membership"] else None,
-            "not_tried": [str(one) for one in found["not_tried"]],
+            "views": _views(attack),
+            "membership": _membership(attack["membership"]) if attack["membership"] else None,
+            "not_tried": [str(one) for one in attack["not_tried"]],
         }
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{file}: damaged ({error!r}); attack the run again") from None
     if not same:
         raise ConfigError(f"{file}: attacks on another guarantee; attack this run again")
     picture, image = path / FOLDER / PICTURE, None
-    if found["reconstruction"] and _published(recipe["data"]) and picture.exists():
+    if attack["reconstruction"] and _published(recipe["data"]) and picture.exists():
         image = base64.b64encode(picture.read_bytes()).decode()
     return document | {"picture": image}
 
 
-def _views(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _views(attack: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return how well records were reconstructed, view by view: [found, victims]."""
     return [
         {
@@ -55,7 +55,7 @@ def _views(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             "correlation": round(float(one["correlation"]), 3),
             "found": _counted(one["found"], one["victims"]),
         }
-        for one in (found["reconstruction"] or {"views": []})["views"]
+        for one in (attack["reconstruction"] or {"views": []})["views"]
     ]
 
 
@@ -65,17 +65,17 @@ def _counted(right: Any, of: Any) -> list[int]:
     return [int(right), int(of)]
 
 
-def _membership(found: Mapping[str, Any]) -> dict[str, Any]:
+def _membership(attack: Mapping[str, Any]) -> dict[str, Any]:
     rates = ("false_rate", "true_rate", "allowed")
     points = [
         {"attack": str(curve["attack"]), "auc": _number(curve["auc"])}
         | {name: _number(point[name]) for name in rates}
-        for curve in found["curves"]
+        for curve in attack["curves"]
         for point in curve["points"]
     ]
-    named = {name: str(found[name]) for name in ("unit", "without")}
-    counted = {name: int(found[name]) for name in ("runs", "trials")}
-    return {**named, **counted, "accuracy": _number(found["accuracy"]), "points": points}
+    named = {name: str(attack[name]) for name in ("unit", "without")}
+    counted = {name: int(attack[name]) for name in ("runs", "trials")}
+    return {**named, **counted, "accuracy": _number(attack["accuracy"]), "points": points}
 
 
 def _number(value: Any) -> float | None:

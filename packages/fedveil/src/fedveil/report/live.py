@@ -64,13 +64,13 @@ def served(make: Made, act: Act | None = None) -> Iterator[str]:
 
 def _latest(make: Made, lock: Lock) -> Callable[[], str | None]:
     """The page now; the one before while files are being written; none before the first."""
-    kept = [""]
+    last = [""]
 
     def latest() -> str | None:
         with lock:  # one at a time: it is computed beside a training
             with suppress(FedveilError, OSError, ValueError):  # half of a round is on disk
-                kept[0] = make()
-            return kept[0] or None
+                last[0] = make()
+            return last[0] or None
 
     return latest
 
@@ -95,9 +95,9 @@ def _handler(
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
             # A browser names the page that a form was in, whatever that page wants.
-            own = self.headers.get("Origin") == f"http://{self.headers.get('Host')}"
+            same_origin = self.headers.get("Origin") == f"http://{self.headers.get('Host')}"
             short = length.isdecimal() and len(length) < 6 and int(length) <= _LONGEST_FORM
-            if act is None or not (self._is_known() and own and short):
+            if act is None or not (self._is_known() and same_origin and short):
                 self.close_connection = True  # what is left of it is not read
                 self._answer(HTTPStatus.NOT_FOUND, "")
                 return

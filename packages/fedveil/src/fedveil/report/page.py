@@ -89,21 +89,21 @@ def render(
     """
     # Without this character nothing in the data can end its script element.
     data = Markup(json.dumps(document, allow_nan=False).replace("<", "\\u003c"))
-    made = _environment()
+    environment = _environment()
     if isinstance(template, Path):
-        found = made.from_string(template.read_text(encoding="utf-8"))
+        page_template = environment.from_string(template.read_text(encoding="utf-8"))
     else:
-        found = made.get_template(template)
-    return found.render(title=title, data=data, live=live, score_names=NAMES, **words)
+        page_template = environment.get_template(template)
+    return page_template.render(title=title, data=data, live=live, score_names=NAMES, **words)
 
 
 @cache
 def _environment() -> Environment:
     folder = Path(__file__).parent / "templates"
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {
+    environment.filters |= {
         "attack_tables": attack_tables,
         "bound": _number,
         "change": lambda of: CHANGE[Unit(of["unit"]), Adjacency(of["adjacency"])],
@@ -117,7 +117,7 @@ def _environment() -> Environment:
         "summary": _summary,
         "toml": tomli_w.dumps,
     }
-    return made
+    return environment
 
 
 def _row(facts: Facts, number: int) -> list[Cell]:

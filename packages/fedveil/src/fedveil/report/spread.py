@@ -25,18 +25,18 @@ class Spread:
     def __str__(self) -> str:
         if not self.runs:
             return "diverged"
-        shown = f"{_digits(self.mean)}"
+        text = f"{_digits(self.mean)}"
         if self.runs > 1:
-            shown += f" ± {_digits(self.deviation)}"
-        return shown + (f" ({self.lost} diverged)" if self.lost else "")
+            text += f" ± {_digits(self.deviation)}"
+        return text + (f" ({self.lost} diverged)" if self.lost else "")
 
 
 def spread_of(values: Sequence[float | None]) -> Spread:
-    known = [value for value in values if value is not None]
-    if not known:
+    finite = [value for value in values if value is not None]
+    if not finite:
         return Spread(math.nan, math.nan, 0, len(values))
-    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
-    return Spread(statistics.fmean(known), deviation, len(known), len(values) - len(known))
+    deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
+    return Spread(statistics.fmean(finite), deviation, len(finite), len(values) - len(finite))
 
 
 def _digits(value: float) -> str:

@@ -83,14 +83,24 @@ class Aggregator(ABC):
         self.sums, self.watch = sums, Stopwatch()
 
     def dropouts(self, cohort: Ints, randomness: Randomness, round_number: int) -> Dropouts:
-        """Who is simulated to drop out of a round."""
+        """Draw which members of a cohort are simulated to drop out of a round."""
         if self.sums is None:
             return NO_DROPOUTS
         stream = randomness.stream("losses", round_number)
         return draw_dropouts([int(member) for member in cohort], self.sums.dropout, stream)
 
     @abstractmethod
-    def open(self, summands: Summands, cohort: Ints, dropouts: Dropouts) -> OpenSum: ...
+    def open(self, summands: Summands, cohort: Ints, dropouts: Dropouts) -> OpenSum:
+        """Open the sum of a round.
+
+        Args:
+            summands: What is summed, and the noise of this round.
+            cohort: The clients that were drawn.
+            dropouts: Those that are simulated to drop out.
+
+        Raises:
+            NotReleased: Too few clients came.
+        """
 
     def took_part(self, cohort: Ints, dropouts: Dropouts) -> int:
         """Return how many of a cohort took part in a round that released nothing."""

@@ -33,7 +33,7 @@ _KEY = "fedveil"  # of the file's metadata
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """What a model file says beside the weights."""
+    """The description that a model file holds beside the weights."""
 
     data: str  # name of the data
     method: str
@@ -88,11 +88,15 @@ class ModelBundle:
 
 
 def answers_of(bundle: ModelBundle, outputs: Tensor) -> Tensor:
-    """Turn a model's outputs into what people ask for, in double precision.
+    """Turn a model's outputs into answers, in double precision.
+
+    Args:
+        bundle: The description of the model.
+        outputs: What the model returned.
 
     Returns:
         Probabilities `[rows, classes]`, of several labels `[rows, labels]`, or numbers `[rows]` in
-        the label's own unit.
+        the label's unit.
     """
     if bundle.task is Task.MULTI_LABEL:
         return torch.sigmoid(outputs.double())
@@ -135,14 +139,20 @@ def _featurizer(document: Mapping[str, Any] | None) -> Featurizer | None:
 
 
 def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any) -> ModelBundle:
-    """Return the description that is kept with the model of a plan."""
-    data, made = plan.federation, plan.federation.featurizer
+    """Return the description that is stored with the model of a plan.
+
+    Args:
+        plan: The plan of the run.
+        architecture: The arguments of `build`; None: a module of the user's.
+        guarantee: The run's guarantee; None without noise.
+    """
+    data, featurizer = plan.federation, plan.federation.featurizer
     same = ("task", "classes", "class_names", "input_shape", "encoder", "scaling", "public")
     return ModelBundle(
         data=data.name,
         method=plan.method.name,
         architecture=architecture,
-        featurizer=made if isinstance(made, Featurizer) else None,
+        featurizer=featurizer if isinstance(featurizer, Featurizer) else None,
         guarantee=None if guarantee is None else guarantee.to_dict(),
         **{name: getattr(data, name) for name in same},
     )
@@ -154,9 +164,9 @@ def bundle_file(tensors: Mapping[str, Tensor], bundle: ModelBundle) -> bytes:
 
 
 def _file(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> bytes:
-    said = {"format": FORMAT, "description": json.dumps(description)}
-    said["digest"] = content_digest(tensors, said)
-    return save(dict(tensors), {_KEY: json.dumps(said)})  # one key: several come in any order
+    header = {"format": FORMAT, "description": json.dumps(description)}
+    header["digest"] = content_digest(tensors, header)
+    return save(dict(tensors), {_KEY: json.dumps(header)})  # one key: several come in any order
 
 
 def renamed_network(path: Path, name: str) -> bytes:
@@ -190,17 +200,17 @@ def read_bundle(path: Path) -> tuple[ModelBundle, dict[str, Tensor]]:
         )
     metadata, tensors = read_tensors(file, str(file))
     try:
-        said = json.loads(metadata.get(_KEY, "{}"))
+        header = json.loads(metadata.get(_KEY, "{}"))
     except ValueError as error:
         raise ConfigError(f"{file}: damaged metadata ({error})") from None
-    if said.get("format") != FORMAT:
+    if header.get("format") != FORMAT:
         raise ConfigError(
             f"{file}: holds weights only, or was written by another version of fedveil "
-            f"(format {said.get('format')!r}, needed {FORMAT!r}); train again with this one"
+            f"(format {header.get('format')!r}, needed {FORMAT!r}); train again with this one"
         )
-    if said.pop("digest", None) != content_digest(tensors, said):
+    if header.pop("digest", None) != content_digest(tensors, header):
         raise ConfigError(f"{file}: damaged, its contents do not match their digest")
     try:
-        return ModelBundle.from_dict(json.loads(said["description"])), tensors
+        return ModelBundle.from_dict(json.loads(header["description"])), tensors
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file}: damaged description ({error})") from None

@@ -104,11 +104,11 @@ class Audience:
 
     def round(self, report: RoundReport) -> bool:
         """Tell all of them of a round; returns whether one of them ends the run."""
-        said = [self._told(one, partial(one.on_round, report)) for one in self._callbacks]
-        asked = any(said)  # all of them have been told
-        if asked and self._shut:
+        answers = [self._told(one, partial(one.on_round, report)) for one in self._callbacks]
+        stop = any(answers)  # all of them have been told
+        if stop and self._shut:
             _log.warning("a callback asked to stop; the run goes on: %s", _SHUT)
-        return asked and not self._shut
+        return stop and not self._shut
 
     def end(self) -> None:
         """Tell those that have begun."""
@@ -127,14 +127,14 @@ _SHUT = "test examples are the clients' own, and must not decide which model is 
 
 def figures_of(report: RoundReport) -> dict[str, float]:
     """Return the finite figures of a round by name."""
-    found = dict(report.figures)
+    figures = dict(report.figures)
     if report.metrics is not None:
-        found["loss"] = report.metrics.loss
+        figures["loss"] = report.metrics.loss
         if report.metrics.accuracy is not None:
-            found["accuracy"] = report.metrics.accuracy
+            figures["accuracy"] = report.metrics.accuracy
     if report.epsilon_so_far is not None:
-        found["epsilon_so_far"] = report.epsilon_so_far
-    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+        figures["epsilon_so_far"] = report.epsilon_so_far
+    return {name: float(value) for name, value in figures.items() if math.isfinite(value)}
 
 
 class EarlyStopping(Callback):
@@ -204,8 +204,8 @@ class Progress(Callback):
         if self._facts["protected"]:
             return ""
         pace = (time.perf_counter() - self._began) / self._rounds
-        left = pace * (self._facts["rounds"] - done)
-        return f"  {self._facts['cohort'] / pace:,.0f} clients/s  {left:.0f} s left"
+        seconds_left = pace * (self._facts["rounds"] - done)
+        return f"  {self._facts['cohort'] / pace:,.0f} clients/s  {seconds_left:.0f} s left"
 
     def on_end(self) -> None:
         if _is_line():
@@ -222,10 +222,10 @@ class Progress(Callback):
 
 def _texts(report: RoundReport) -> dict[str, str]:
     """Return what a line says of an evaluated round; a run without test examples has no loss."""
-    known = figures_of(report)
-    texts = {"loss": f"{known['loss']:.4f}"} if "loss" in known else {}
-    if "accuracy" in known:
-        texts["accuracy"] = f"{known['accuracy']:.1%}"
+    figures = figures_of(report)
+    texts = {"loss": f"{figures['loss']:.4f}"} if "loss" in figures else {}
+    if "accuracy" in figures:
+        texts["accuracy"] = f"{figures['accuracy']:.1%}"
     if report.epsilon_so_far is not None:
         texts["epsilon so far"] = at_most(report.epsilon_so_far, 3)
     return texts

@@ -50,17 +50,17 @@ def columns_of(
     otherwise = "not in the schema" if data.schema is not None else otherwise
     roles = {data.client_column: "names the client", data.person_column: "names the person"}
     roles |= dict.fromkeys(encoder.labels, "the label")
-    found = []
+    columns = []
     for name in column_names(Path(data.file)):
         column = encoder.columns.get(name)
         if column is None:
             use = roles.get(name) or f"not used: {reasons.get(name, otherwise)}"
-            found.append({"column": name, "kind": "", "inputs": 0, "use": use})
+            columns.append({"column": name, "kind": "", "inputs": 0, "use": use})
             continue
         use = _scale(column) if scales else "input"
         inputs = len(feature_names(name, column))
-        found.append({"column": name, "kind": str(column.kind), "inputs": inputs, "use": use})
-    return found
+        columns.append({"column": name, "kind": str(column.kind), "inputs": inputs, "use": use})
+    return columns
 
 
 def _scale(column: Column) -> str:
@@ -134,18 +134,18 @@ def _curves(bundle: ModelBundle, outputs: Tensor) -> dict[str, np.ndarray[Any, A
     """Return the answers by name: of two classes the log odds of the second, else each class's."""
     if bundle.task is Task.REGRESSION:
         width = 1.0 if bundle.encoder is None else bundle.encoder.target.width
-        found = {"effect on the label": outputs.flatten().double().numpy() * width}
+        curves = {"effect on the label": outputs.flatten().double().numpy() * width}
     else:
         several = bundle.task is Task.MULTI_LABEL
         scores = (outputs if several else class_scores(outputs, 1)).double()
         if not several:
             scores = scores - scores.mean(1, keepdim=True)
         names = bundle.class_names or tuple(map(str, range(scores.shape[1])))
-        found = {f"log odds of {name}": s.numpy() for name, s in zip(names, scores.T, strict=True)}
+        curves = {f"log odds of {name}": s.numpy() for name, s in zip(names, scores.T, strict=True)}
         if len(names) == 2 and not several:
             second = f"log odds of {names[1]}"
-            found = {second: 2 * found[second]}
-    return {name: curve - curve.mean() for name, curve in found.items()}
+            curves = {second: 2 * curves[second]}
+    return {name: curve - curve.mean() for name, curve in curves.items()}
 
 
 def _chart(

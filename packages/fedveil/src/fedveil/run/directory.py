@@ -86,7 +86,13 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path | str, plan: Plan, recipe: dict[str, Any]) -> RunDirectory:
-        """Make a new run directory, whole or not at all."""
+        """Make a new run directory, whole or not at all.
+
+        Args:
+            path: Where; it must not exist yet.
+            plan: What will run. Its guarantee is written down before anything is computed.
+            recipe: The resolved recipe.
+        """
         path = Path(path)
         cls.check_new(path)
         text = tomli_w.dumps(recipe).encode()
@@ -106,9 +112,15 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str, plan: Plan, *, moved: bool = False) -> RunDirectory:
-        """Open an existing run directory to go on with it.
+        """Open an existing run directory to continue its run.
 
-        `moved` is the user's word that this copy is the only one that will go on.
+        Args:
+            path: The directory.
+            plan: The plan of its recipe.
+            moved: The user's declaration that this copy is the only one that will continue.
+
+        Raises:
+            ConfigError: Another process has it open, or it promises something else than the plan.
         """
         path = Path(path)
         lock = _lock(path)
@@ -141,8 +153,8 @@ class RunDirectory:
         that were reserved and not stored may have left: they are `lost`, and not drawn again.
         """
         state = load_checkpoint(self.path / CHECKPOINT, self._fingerprint)
-        kept = [line for line in self.metrics() if line["round"] <= state.rounds]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
+        lines = [line for line in self.metrics() if line["round"] <= state.rounds]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.path / METRICS, text.encode(), durable=False)
         ledger = self.ledger
         if ledger is not None and not ledger.repeatable and ledger.reserved > state.rounds:
@@ -174,10 +186,15 @@ class RunDirectory:
                 raise
 
     def finish(self, model: bytes, result: Mapping[str, Any]) -> None:
-        """Write the model and what may be shown of a result, with the versions of this process."""
+        """Write the model and the public part of a result, with the versions of this process.
+
+        Args:
+            model: The model file.
+            result: The document that `fedveil run --json` prints.
+        """
         write_atomically(self.path / MODEL, model)
-        kept = {name: result[name] for name in _KEPT if name in result}
-        write_json(self.path / RESULT, {**kept, "versions": versions()})
+        shown_result = {name: result[name] for name in _KEPT if name in result}
+        write_json(self.path / RESULT, {**shown_result, "versions": versions()})
         self.close()
 
     def close(self) -> None:
@@ -221,15 +238,15 @@ def _header(plan: Plan, recipe: bytes) -> Header | None:
     rounds = plan.method.rounds
     releases = plan.releases(rounds)
     counted = any(release.counted_participations < release.rounds for release in releases)
-    own: tuple[object, ...] = () if plan.scales is None else (plan.scales,)
+    own_budgets: tuple[object, ...] = () if plan.scales is None else (plan.scales,)
     if plan.rates and plan.federation.own_epsilons is not None:
-        own = (*own, plan.rates, plan.federation.own_epsilons.tolist())
+        own_budgets = (*own_budgets, plan.rates, plan.federation.own_epsilons.tolist())
     clients, owners = "", plan.federation.owners
-    if (counted or own) and owners is not None:
+    if (counted or own_budgets) and owners is not None:
         # The clients' names in their order, which no guarantee hides.
         clients = sha256(json.dumps([str(owner) for owner in owners]).encode()).hexdigest()
-    if own:  # who pays less must stay the same when the run goes on
-        clients = sha256(" ".join(map(str, (clients, *own))).encode()).hexdigest()
+    if own_budgets:  # who pays less must stay the same when the run goes on
+        clients = sha256(" ".join(map(str, (clients, *own_budgets))).encode()).hexdigest()
     digest = sha256(recipe).hexdigest()
     return Header(plan.privacy_model, plan.delta, releases, rounds, digest, clients)
 
@@ -294,18 +311,18 @@ def read_result(path: Path) -> dict[str, Any] | None:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:  # run from a source tree
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's metrics. The last may have been cut short by a crash."""
-    found = []
+    documents = []
     lines = _contents(path / METRICS).splitlines(keepends=True)
     for number, line in enumerate(lines):
         try:
@@ -315,8 +332,8 @@ def metrics(path: Path) -> list[dict[str, Any]]:
             if number == len(lines) - 1 and not line.endswith(b"\n"):
                 break
             raise Inconsistent(f"{path / METRICS}, line {number + 1}: damaged") from None
-        found.append(document)
-    return found
+        documents.append(document)
+    return documents
 
 
 def examined(path: Path) -> Ledger:
@@ -335,8 +352,8 @@ def examined(path: Path) -> Ledger:
     Raises:
         Inconsistent: if a file is missing, damaged, or contradicts the ledger.
     """
-    whole = _examined_run if read(path / LEDGER).header.recipe else _examined_purchase
-    ledger = whole(path)
+    examine = _examined_run if read(path / LEDGER).header.recipe else _examined_purchase
+    ledger = examine(path)
     header = ledger.header
     proved = account(header.planned, privacy_model=header.privacy_model, delta=header.delta)
     try:
@@ -353,25 +370,25 @@ def examined(path: Path) -> Ledger:
 
 def _examined_run(path: Path) -> Ledger:
     checkpoint = f"checkpoint {path / CHECKPOINT}"
-    shown = max((int(line["round"]) for line in metrics(path)), default=0)
-    seen = _metadata(path / CHECKPOINT)
+    last_shown = max((int(line["round"]) for line in metrics(path)), default=0)
+    stored = _metadata(path / CHECKPOINT)
     try:
-        done, lines = int(seen["rounds"]), int(seen.get("ledger_lines", 0))
+        done, lines = int(stored["rounds"]), int(stored.get("ledger_lines", 0))
     except (KeyError, ValueError):
         raise Inconsistent(f"{checkpoint}: damaged") from None
-    noted = ledger_anchor.noted(seen["ledger_run"]) if "ledger_run" in seen else None
+    noted = ledger_anchor.noted(stored["ledger_run"]) if "ledger_run" in stored else None
     ledger = read(path / LEDGER)
     if ledger.header.recipe != sha256(_contents(path / RECIPE)).hexdigest():
         raise Inconsistent(f"{path / RECIPE}: not the recipe that this run promised to follow")
-    if seen.get("ledger_run") != ledger.run:
+    if stored.get("ledger_run") != ledger.run:
         raise Inconsistent(f"{checkpoint}: belongs to another run's ledger")
     ledger.check_note(noted)
-    if done > ledger.reserved_at(lines, seen.get("ledger_head", "")):
+    if done > ledger.reserved_at(lines, stored.get("ledger_head", "")):
         raise Inconsistent(f"{checkpoint}: has {done} rounds, more than the ledger had then")
-    if shown > (ledger.reserved if ledger.repeatable else done):
+    if last_shown > (ledger.reserved if ledger.repeatable else done):
         raise Inconsistent(
-            f"{path / METRICS}: shows round {shown}, which ledger and checkpoint do not have; do "
-            "not rely on this run"
+            f"{path / METRICS}: shows round {last_shown}, which ledger and checkpoint do not have; "
+            "do not rely on this run"
         )
     return ledger
 
@@ -406,8 +423,8 @@ def _metadata(path: Path) -> dict[str, str]:
         with safe_open(path, framework="np") as file:
             return file.metadata() or {}
     except FileNotFoundError:
-        said = f"checkpoint {path}: missing; without it the ledger is not whole"
-        raise Inconsistent(said) from None
+        message = f"checkpoint {path}: missing; without it the ledger is not whole"
+        raise Inconsistent(message) from None
     except (OSError, SafetensorError) as error:
         raise Inconsistent(f"checkpoint {path}: cannot be read, it is damaged ({error})") from None
 
@@ -415,7 +432,15 @@ def _metadata(path: Path) -> dict[str, str]:
 def save_checkpoint(
     path: Path, checkpoint: Checkpoint, run: str, ledger: Ledger | None, *, durable: bool
 ) -> None:
-    """Write a checkpoint of the run with this fingerprint, which has seen its ledger so far."""
+    """Write a checkpoint.
+
+    Args:
+        path: The file.
+        checkpoint: The state between two rounds.
+        run: The fingerprint of the run.
+        ledger: The ledger as it is now; None if the run promises nothing.
+        durable: Whether to wait until the disk has it.
+    """
     from safetensors.torch import save
 
     tensors = {"weights": checkpoint.weights}
@@ -429,7 +454,11 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, run: str) -> Checkpoint:
-    """Read a checkpoint back.
+    """Read a checkpoint.
+
+    Args:
+        path: The file.
+        run: The fingerprint of the run that it must belong to.
 
     Raises:
         ConfigError: It is damaged, or of another run.
@@ -467,6 +496,7 @@ def read_tensors(path: Path, what: str) -> tuple[dict[str, str], dict[str, Tenso
 
 
 def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Return the SHA-256 of tensors by name and of text metadata."""
     from torch import uint8
 
     digest = sha256(json.dumps(metadata, sort_keys=True).encode())

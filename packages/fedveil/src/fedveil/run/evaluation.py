@@ -21,15 +21,17 @@ _HEAVY = 256  # examples in one batch for convolutional and recurrent networks
 
 @dataclass(frozen=True)
 class Metrics:
-    """How good weights are on some examples.
+    """Figures of a model on some examples.
 
-    loss: mean cross-entropy in nats; for regression half of the mean squared error, in units of the
-    standardised target where a table was standardised.
-    accuracy: share of examples that are right (of positions for sequences); None for regression.
+    Attributes:
+        loss: Mean cross-entropy in nats; for regression half of the mean squared error, in units of
+            the standardised target where a table was standardised.
+        accuracy: Share of examples (of positions for sequences) that are right; None for
+            regression.
     """
 
     loss: float
-    accuracy: float | None  # None for regression
+    accuracy: float | None
 
     @property
     def rmse(self) -> float:

@@ -52,13 +52,13 @@ class Answers(nn.Module):
         if bundle.task is Task.SEQUENCE:
             raise ConfigError("export: not for sequences")
         self.bundle, self.input_shape = bundle, bundle.input_shape
-        self.module, made = module, bundle.featurizer
-        layer = getattr(None if made is None else made.features, "as_layer", None)
-        if made is not None and layer is not None:
-            self.input_shape = made.input_shape
-            parts = [layer(made.input_shape), _Half(), module]
-            if made.scaling is not None:
-                parts.insert(0, _Scaled(made.scaling))
+        self.module, featurizer = module, bundle.featurizer
+        layer = getattr(None if featurizer is None else featurizer.features, "as_layer", None)
+        if featurizer is not None and layer is not None:
+            self.input_shape = featurizer.input_shape
+            parts = [layer(featurizer.input_shape), _Half(), module]
+            if featurizer.scaling is not None:
+                parts.insert(0, _Scaled(featurizer.scaling))
             self.module = nn.Sequential(*parts)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -66,7 +66,16 @@ class Answers(nn.Module):
 
 
 def export(bundle: ModelBundle, module: nn.Module, path: Path) -> None:
-    """Write the model to a new file, of the kind that its name ends in."""
+    """Write a model for other programs.
+
+    Args:
+        bundle: The description of the model.
+        module: The trained module.
+        path: A new file that ends in .pt2 (torch.export) or .onnx.
+
+    Raises:
+        ConfigError: The file exists, or the format cannot hold the model.
+    """
     if path.suffix not in (".pt2", ".onnx"):
         raise ConfigError(f"{path}: name a file that ends in .pt2 (torch.export) or .onnx")
     if path.exists():

@@ -54,7 +54,13 @@ class Purchase:
 
 
 def write_ledger(folder: Path, bought: Bought, delta: float) -> None:
-    """Make a new folder with a ledger of what is about to be released, whole or not at all."""
+    """Make a new folder with a ledger of the statistics that are about to be released.
+
+    Args:
+        folder: A new folder; it appears whole or not at all.
+        bought: The releases, and whom they protect.
+        delta: Of the guarantee.
+    """
     with new_folder(folder) as partial:
         # A header without a recipe says that this is a purchase, and no run.
         header = Header(_privacy_model(bought.unit, bought.trust), delta, bought.releases, 1)
@@ -139,7 +145,7 @@ def buy_statistics(
             )
         write_ledger(folder, bought, delta)
 
-    found = table_statistics(
+    statistics = table_statistics(
         path, replace(offer, pay=pay), label=label, client_column=client_column
     )
-    return found, read(folder / LEDGER).guarantee()
+    return statistics, read(folder / LEDGER).guarantee()

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 
 
 def play_round(run: Run, last: bool) -> RoundReport:
-    """Run the next round of a run; `last` if no other follows."""
+    """Run the next round.
+
+    Args:
+        run: The run, between two rounds.
+        last: Whether no other round follows.
+
+    Returns:
+        What may be shown of the round.
+    """
     began = time.perf_counter()
     plan, state, number = run.plan, run.state, run.next_round
 

@@ -15,13 +15,21 @@ from fedveil.training.client.update_pipeline import Block
 
 @dataclass(frozen=True)
 class UnprotectedStats:
-    """What a simulation may show of a round and a protected run may not: values without noise."""
+    """Values without noise that a simulation may show of a round, and a protected run may not.
+
+    Attributes:
+        cohort: Clients that took part.
+        loss: Mean over the cohort of the local training loss.
+        norm: Median update norm before clipping.
+        clipped: Share of updates that clipping shortened.
+        rejected: Updates that were not finite and counted as zero.
+    """
 
     cohort: int
-    loss: float  # mean over the cohort of the local training loss
-    norm: float  # median update norm before clipping
-    clipped: float  # share of updates that clipping shortened
-    rejected: int  # updates that were not finite and counted as zero
+    loss: float
+    norm: float
+    clipped: float
+    rejected: int
 
 
 def unprotected_stats_of(result: Block) -> UnprotectedStats:
@@ -31,11 +39,11 @@ def unprotected_stats_of(result: Block) -> UnprotectedStats:
     norms, losses = result.norms.numpy(), result.losses.numpy()
     shortened = result.shaped_norms.numpy() < norms * np.float32(1 - 1e-6)
     # Some clients may have no loss or norm. The lower of two medians, as in torch.
-    known, told = np.sort(norms[~np.isnan(norms)]), losses[~np.isnan(losses)]
+    norms, losses = np.sort(norms[~np.isnan(norms)]), losses[~np.isnan(losses)]
     return UnprotectedStats(
         cohort=cohort,
-        loss=float(told.mean(dtype=np.float64)) if len(told) else float("nan"),
-        norm=float(known[(len(known) - 1) // 2]) if len(known) else float("nan"),
+        loss=float(losses.mean(dtype=np.float64)) if len(losses) else float("nan"),
+        norm=float(norms[(len(norms) - 1) // 2]) if len(norms) else float("nan"),
         clipped=int(np.count_nonzero(shortened)) / cohort,
         rejected=result.rejected,
     )
@@ -43,24 +51,32 @@ def unprotected_stats_of(result: Block) -> UnprotectedStats:
 
 @dataclass(frozen=True)
 class RoundDropouts:
-    """Who came to a round. Under a secure sum its server sees this in any case."""
+    """The participants of a round. The server of a secure sum sees them in any case.
+
+    Attributes:
+        cohort: How many were drawn.
+        survivors: How many are in the sum.
+        not_released: Why the round gave no sum; empty if it did.
+    """
 
     cohort: int
     survivors: int
-    not_released: str = ""  # why the round gave no sum; empty if it did
+    not_released: str = ""
 
 
 @dataclass(frozen=True, repr=False)
 class RoundReport(Displayed):
-    """What may be shown of one finished round.
+    """The public part of a finished round.
 
-    round_number: counted from 1.
-    seconds: it took; None in a protected run, where the time would betray the size of the cohort.
-    epsilon_so_far: of all rounds begun, had their number been fixed before.
-    metrics: of the new weights on the test examples; None in rounds that were not evaluated.
-    unprotected_stats: losses and norms of clients, without noise; simulations only.
-    figures: released beside the update and accounted for, such as an adaptive clip norm.
-    dropouts: who came to a secure sum; None without one.
+    Attributes:
+        round_number: Counted from 1.
+        seconds: Time it took; None in a protected run, where it would reveal the size of the
+            cohort.
+        epsilon_so_far: Of all rounds begun, if their number had been fixed before.
+        metrics: Of the new weights on the test examples; None in rounds that were not evaluated.
+        unprotected_stats: Losses and norms of clients, without noise; simulations only.
+        figures: Released beside the update and accounted for, such as an adaptive clip norm.
+        dropouts: Participants of a secure sum; None without one.
     """
 
     round_number: int
@@ -72,11 +88,11 @@ class RoundReport(Displayed):
     dropouts: RoundDropouts | None = None
 
     def _display(self) -> tuple[str, dict[str, object]]:
-        known = self.to_dict()
-        shown = ("loss", "accuracy", "epsilon_so_far", *self.figures, "seconds")
+        document = self.to_dict()
+        names = ("loss", "accuracy", "epsilon_so_far", *self.figures, "seconds")
         return str(self.round_number), {
-            name.replace("_", " ") if name == "epsilon_so_far" else name: known.get(name)
-            for name in shown
+            name.replace("_", " ") if name == "epsilon_so_far" else name: document.get(name)
+            for name in names
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -54,18 +54,23 @@ _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo
 
 @dataclass(frozen=True)
 class Speed:
-    """Settings that change how fast a plan runs, never what it guarantees; but with an engine from
-    outside the package nothing is certified.
+    """Settings that change how fast a plan runs, never what it guarantees.
 
-    engine: its name, or "auto". chunk: clients trained together, at most. processes, threads: how
-    many, threads in each process. device: "cpu" or "cuda". Left out, each is chosen.
+    With an engine from outside the package nothing is certified. What is left out is chosen.
+
+    Attributes:
+        engine: Its name, or "auto".
+        chunk: How many clients are trained together, at most.
+        processes: How many; None: several if rounds are long enough.
+        threads: In each process.
+        device: "cpu" or "cuda".
     """
 
     engine: str = "auto"
-    chunk: int | None = None  # clients trained together
-    processes: int | None = None  # None: several if rounds are long enough
-    threads: int | None = None  # of each process
-    device: str | None = None  # cpu, or cuda
+    chunk: int | None = None
+    processes: int | None = None
+    threads: int | None = None
+    device: str | None = None
 
 
 class Remote(Protocol):
@@ -77,13 +82,19 @@ class Remote(Protocol):
 class Run(Displayed):
     """Trains a plan. Iterate over it for one report a round, or call `finish`.
 
-    Kept in a directory, every state between two rounds can be resumed after a crash; with a seed,
-    the resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between
-    two evaluations. `callbacks` are told of every round, and may end the run.
+    Kept in a directory, every state between two rounds can be resumed after a crash. With a seed,
+    the resumed run ends with the same weights, bit for bit.
 
-    A run makes its engine and its aggregator from its own plan, or has `remote` make them where
-    clients train on other machines. With an `engine` or an `aggregator` that was made elsewhere
-    nothing is certified: nobody knows what it clips, or which noise it adds.
+    Args:
+        plan: What to run.
+        speed: How fast; by default everything is chosen.
+        every: How many rounds lie between two evaluations; by default a twentieth of them.
+        engine: An engine that was made elsewhere. Nothing is certified then, because nobody knows
+            what it clips.
+        aggregator: An aggregator that was made elsewhere. Nothing is certified then, because nobody
+            knows which noise it adds.
+        remote: Makes both where clients train on other machines.
+        callbacks: They are told of every round, and may end the run.
 
     >>> import fedveil as fv
     >>> digits = fv.load("digits", clients=100)
@@ -160,8 +171,8 @@ class Run(Displayed):
         if name in _FIXED and name in vars(self):
             raise AttributeError(f"{name}: follows from the plan and cannot be changed")
         if name in ("engine", "aggregator") and name in vars(self):
-            what = f"Engine {value.name!r}" if name == "engine" else "The aggregator"
-            self._certify_nothing(_GIVEN.format(what))
+            part = f"Engine {value.name!r}" if name == "engine" else "The aggregator"
+            self._certify_nothing(_GIVEN.format(part))
         if name == "unfinished" and value is not None and not self._remote:
             # Sites answer the same request alike, so that nothing is drawn again; nobody else does.
             raise ConfigError("unfinished: a round that was begun here is not drawn again")
@@ -204,7 +215,7 @@ class Run(Displayed):
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """What the run is worth, stopped early or not: its whole plan. None without noise."""
+        """The guarantee of the whole plan, also of a run that stopped early; None without noise."""
         return self.plan.guarantee if self._ledger is None else self._ledger.guarantee()
 
     @property
@@ -213,7 +224,7 @@ class Run(Displayed):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Time by phase; a protected run shows those of a secure sum's protocol only."""
+        """Seconds by phase; of a protected run only those of a secure sum's protocol."""
         spent, protected = self.aggregator.watch.seconds, self.plan.protected
         return {name: spent[name] for name in spent if not protected or name in _PROTOCOL}
 
@@ -267,8 +278,14 @@ class Run(Displayed):
         self._begun = number + 1
 
     def store(self, state: Checkpoint, last: bool) -> None:
-        """Go on to this state. A protected run stores every round before anybody sees it: it cannot
-        draw it again."""
+        """Store a state and continue from it.
+
+        A protected run stores every round before anybody sees it, because it cannot draw it again.
+
+        Args:
+            state: The state after a round.
+            last: Whether no other round follows.
+        """
         due = time.monotonic() - self._saved > _CHECKPOINT_SECONDS
         if self.directory is not None and (self.plan.protected or due or last):
             self.directory.save(state, durable=self.plan.protected or last)
@@ -283,7 +300,15 @@ class Run(Displayed):
         last: bool,
         began: float,
     ) -> RoundReport:
-        """What is shown of the round that was stored last; `result` is for simulations only."""
+        """Return what may be shown of the round that was stored last, and append it to the metrics.
+
+        Args:
+            result: Norms and losses of clients, for simulations.
+            figures: Figures that were released beside the update.
+            dropouts: Participants of a secure sum; None without one.
+            last: Whether no other round follows.
+            began: When the round began, on the performance counter.
+        """
         protected, done = self.plan.protected, self.state.rounds
         stats = None if protected or result is None else unprotected_stats_of(result)
         seconds = None if protected else time.perf_counter() - began
@@ -302,10 +327,10 @@ class Run(Displayed):
             self.directory.save(self.state, durable=True)
 
     def evaluate(self) -> Metrics:
-        """Metrics of the current weights on the federation's test examples.
+        """Return figures of the current weights on the federation's test examples.
 
-        They are no numbers if the model raises at an example that is a client's own: of a protected
-        run, nothing that such an example does may be the end.
+        They are NaN if the model raises at an example that is a client's: in a protected run,
+        nothing that such an example does may end the run.
         """
         data = self.plan.federation
         with self._on_test_examples():
@@ -314,8 +339,7 @@ class Run(Displayed):
 
     @contextmanager
     def _on_test_examples(self) -> Iterator[None]:
-        """Compute something from test examples: if these are private, what fails in the block ends
-        nothing and is not told."""
+        """Contain errors of a block that computes from private test examples."""
         if self.plan.protected and HELD_OUT_NOTE in self.plan.federation.notes:
             with contained(), silence():
                 yield
@@ -324,34 +348,41 @@ class Run(Displayed):
 
     @property
     def weights(self) -> Tensor:
-        """Of the model as it is now `[parameters]`; where the server averages, the average."""
+        """Weights of the current model `[parameters]`; the average where the server averages."""
         return released(self.state.weights, self.state.optimizer)
 
     def model(self) -> nn.Module:
-        """The trained model as a plain module, a copy: another plan with the plan's own module
-        would start from it, and take it to be made without the protected data."""
+        """Return the trained model as a plain module, a copy.
+
+        Another plan with the plan's module would start from its weights, and take them to be made
+        without the protected data.
+        """
         trained = copy.deepcopy(self.plan.module)
         load(trained, self.weights)
         data = self.plan.federation
         return mark_trained(trained, data.name, public=data.public)
 
     def scores(self) -> Scores | None:
-        """More figures on the test examples, beside the best constant answer: once, at the end."""
+        """Return more figures on the test examples, beside those of the best constant answer."""
         from fedveil.run.bundle import bundle_of  # these bring the reading of tables
         from fedveil.run.trained import TrainedModel, score_examples
 
-        own = TrainedModel(bundle_of(self.plan, None, None), self.model())
+        trained = TrainedModel(bundle_of(self.plan, None, None), self.model())
         data = self.plan.federation
         with self._on_test_examples():
-            return score_examples(own, data, data.test)
+            return score_examples(trained, data, data.test)
         return None
 
     def model_file(self) -> bytes:
-        """The trained parameters by name, as a safetensors file."""
+        """Return the trained parameters by name, as a safetensors file."""
         return save(self._parameters())
 
     def bundle_file(self, architecture: Mapping[str, Any] | None = None) -> bytes:
-        """The same with all that prediction needs; `architecture` is what `build` was told."""
+        """Return the model file with all that prediction needs.
+
+        Args:
+            architecture: The arguments of `build`; None: a module of the user's.
+        """
         from fedveil.run.bundle import bundle_file, bundle_of
 
         bundle = bundle_of(self.plan, architecture, self.guarantee)
@@ -372,7 +403,12 @@ class Run(Displayed):
 
 
 def follow_plan(plan: Plan, speed: Speed) -> None:
-    """Work for the process that leads this plan under `torchrun`, until it has finished."""
+    """Work for the process that leads this plan under `torchrun`, until it has finished.
+
+    Args:
+        plan: The plan of the leading process.
+        speed: Engine, chunk, threads and device.
+    """
     from fedveil.training.engines.processes import Torchrun, follow
 
     device = device_of(speed.device)
@@ -406,7 +442,12 @@ def _chosen(plan: Plan, job: Job, speed: Speed) -> tuple[Choice, Engine]:
 
 
 def job_of(plan: Plan, randomness: Randomness) -> Job:
-    """What an engine is to compute for a plan."""
+    """Return the job of an engine for a plan.
+
+    Args:
+        plan: What is run.
+        randomness: The run's randomness.
+    """
     return Job(
         plan.federation,
         plan.module,

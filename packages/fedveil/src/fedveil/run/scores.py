@@ -33,30 +33,35 @@ Metric = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
 
 @dataclass(frozen=True, repr=False)
 class Scores(Displayed):
-    """How good a model is on some rows, beside the best constant answer. `TrainedModel.evaluate`
-    makes one.
+    """Figures of a model on some rows, beside those of the best constant answer.
 
-    figures: by name, such as accuracy, log loss or rmse; None where the rows do not define one.
-    constant: the same figures of the best constant answer; `constant_answer` says which that is.
-    clearly_better: than the constant, by more than chance explains; otherwise `warning` says so.
-    reliability: rows by the probability of their likeliest class: how many, the mean of that
-        probability, and the share that is right. Empty for numbers.
+    `TrainedModel.evaluate` makes one.
+
+    Attributes:
+        rows: How many were scored.
+        figures: By name, such as accuracy, log loss or rmse; None where the rows do not define one.
+        constant: The same figures of the best constant answer.
+        constant_answer: That answer in words.
+        clearly_better: Whether the model is better than the constant by more than chance explains;
+            otherwise `warning` says so.
+        reliability: Rows by the probability of their likeliest class: how many, the mean of that
+            probability, and the share that is right. Empty for numbers.
     """
 
     rows: int
     figures: dict[str, float | None]
     constant: dict[str, float | None]
-    constant_answer: str  # in words
+    constant_answer: str
     clearly_better: bool
     reliability: tuple[tuple[int, float, float], ...] = ()
 
     def _display(self) -> tuple[str, dict[str, object]]:
-        shown = {name: value for name, value in self.figures.items() if value is not None}
-        beside = {name: self.constant.get(name) for name in shown}
+        defined = {name: value for name, value in self.figures.items() if value is not None}
+        beside = {name: self.constant.get(name) for name in defined}
         facts: dict[str, object] = {
             name: f"{value:.4g}"
             + ("" if beside[name] is None else f" (constant: {beside[name]:.4g})")
-            for name, value in shown.items()
+            for name, value in defined.items()
         }
         return f"on {self.rows:,} rows", {"clearly better": self.clearly_better, **facts}
 
@@ -71,8 +76,7 @@ class Scores(Displayed):
 
     @property
     def warning(self) -> str:
-        """A sentence if the model is not clearly better than the constant answer, or if its classes
-        are not though its probabilities are; else empty."""
+        """A warning if the model, or its classes, are not clearly better than a constant answer."""
         if not self.clearly_better:
             return (
                 f"on these {self.rows} rows the model is not clearly better than answering "
@@ -82,11 +86,11 @@ class Scores(Displayed):
         if right is None or usual is None or right > usual:
             return ""
         loss, other = self.figures.get("log_loss"), self.constant.get("log_loss")
-        what = "it ranks rows better than a constant answer"
+        strength = "it ranks rows better than a constant answer"
         if loss is not None and other is not None and loss < other:
-            what = "its probabilities are worth more than a constant answer"
+            strength = "its probabilities are worth more than a constant answer"
         return (
-            f"{what}, but its likeliest class is "
+            f"{strength}, but its likeliest class is "
             f"right in {right:.1%} of {self.rows} rows, and always answering "
             f"{self.constant_answer} in {usual:.1%}; use the probabilities, or class weights"
         )
@@ -114,8 +118,8 @@ def class_scores(names: Sequence[str], chances: Floats, targets: Codes) -> Score
     """
     rows, counts = len(targets), np.bincount(targets, minlength=len(names))
     shares, top, halves = counts / rows, int(counts.argmax()), 2 if len(names) == 2 else 1
-    said, is_top = chances.argmax(1), targets == top
-    hits, sure = said == targets, chances.max(1)
+    predicted, is_top = chances.argmax(1), targets == top
+    hits, sure = predicted == targets, chances.max(1)
     right = chances[np.arange(rows), targets]
     losses = -np.log(np.maximum(right, _LEAST))
     usual_losses = -np.log(shares[targets])
@@ -128,7 +132,7 @@ def class_scores(names: Sequence[str], chances: Floats, targets: Codes) -> Score
     values = (np.ones(rows), sure, hits)
     bins = np.stack([np.bincount(places, value, _BINS) for value in values])
     figures: Figures = {
-        **_class_figures(said, targets, len(names)),
+        **_class_figures(predicted, targets, len(names)),
         "auc": area,
         "log_loss": float(losses.mean()),
         "brier": float(np.vdot(chances, chances) / rows - 2 * right.mean() + 1) / halves,
@@ -158,11 +162,11 @@ def class_scores(names: Sequence[str], chances: Floats, targets: Codes) -> Score
     return Scores(rows, figures, constant, repr(names[top]), better, reliability)
 
 
-def _class_figures(said: Codes, targets: Codes, classes: int) -> Figures:
+def _class_figures(predicted: Codes, targets: Codes, classes: int) -> Figures:
     """Return accuracy, balanced accuracy and F1: of the second of two classes, or the mean over
     all that occur or are predicted."""
-    right = np.bincount(targets[said == targets], minlength=classes)
-    true, sums = np.bincount(targets, minlength=classes), np.bincount(said, minlength=classes)
+    right = np.bincount(targets[predicted == targets], minlength=classes)
+    true, sums = np.bincount(targets, minlength=classes), np.bincount(predicted, minlength=classes)
     sums += true
     f1 = 2 * right / np.maximum(sums, 1)
     return {
@@ -188,8 +192,8 @@ def label_scores(names: Sequence[str], chances: Floats, truths: Codes) -> Scores
     usual = shares > 0.5
     usual_losses, losses = _log_losses(shares, holds), _log_losses(chances, holds)
     areas = [area_under_curve(chances[:, i], holds[:, i]) for i in range(len(names))]
-    known = [area for area in areas if area is not None]
-    area = float(np.mean(known)) if known else None
+    defined = [area for area in areas if area is not None]
+    area = float(np.mean(defined)) if defined else None
     recall, error = _balanced(chances > 0.5, holds)
     figures: Figures = {
         **_label_figures(chances > 0.5, holds),
@@ -200,7 +204,7 @@ def label_scores(names: Sequence[str], chances: Floats, truths: Codes) -> Scores
     }
     constant: Figures = {
         **_label_figures(np.broadcast_to(usual, holds.shape), holds),
-        "auc": 0.5 if known else None,
+        "auc": 0.5 if defined else None,
         "log_loss": float(usual_losses.mean()),
         "brier": float((shares * (1 - shares)).mean()),
         "balanced_accuracy": 0.5,
@@ -212,32 +216,32 @@ def label_scores(names: Sequence[str], chances: Floats, truths: Codes) -> Scores
         _clear(saved, float(usual_losses.mean()))
         or _clear(wrong - ((chances > 0.5) != holds).mean(axis=1), float(wrong.mean()))
         or _gains(recall, 0.5, error)
-        or (area is not None and len(known) == len(areas) and _ranks(area, holds.sum(0), rows))
+        or (area is not None and len(defined) == len(areas) and _ranks(area, holds.sum(0), rows))
     )
     held = ", ".join(name for name, one in zip(names, usual, strict=True) if one)
     return Scores(rows, figures, constant, repr(held) if held else "no label", better)
 
 
-def _label_figures(said: Bools, truths: Bools) -> Figures:
+def _label_figures(predicted: Bools, truths: Bools) -> Figures:
     """Score answers `[rows, labels]`. As in scikit-learn, the F1 score of a label that no row has
     or is said to have is zero."""
-    hits, either = (said & truths).sum(axis=0), said.sum(axis=0) + truths.sum(axis=0)
+    hits, either = (predicted & truths).sum(axis=0), predicted.sum(axis=0) + truths.sum(axis=0)
     return {
-        "subset_accuracy": float((said == truths).all(axis=1).mean()),
-        "accuracy": float((said == truths).mean()),
+        "subset_accuracy": float((predicted == truths).all(axis=1).mean()),
+        "accuracy": float((predicted == truths).mean()),
         "f1": float((2 * hits / np.maximum(either, 1)).mean()),
         "f1_micro": float(2 * hits.sum() / max(1, either.sum())),
     }
 
 
-def _balanced(said: Bools, truths: Bools) -> tuple[float, float]:
+def _balanced(predicted: Bools, truths: Bools) -> tuple[float, float]:
     """Return the mean over labels of the mean share that is right of rows with it and of rows
     without it, and a bound on its standard error, which holds however labels hang together."""
     shares, errors = [], []
-    for own in (truths, ~truths):
-        count = np.maximum(own.sum(axis=0), 1)
-        right = ((said == truths) & own).sum(axis=0) / count
-        shares.append(np.where(own.any(axis=0), right, 0.5))
+    for truth in (truths, ~truths):
+        count = np.maximum(truth.sum(axis=0), 1)
+        right = ((predicted == truths) & truth).sum(axis=0) / count
+        shares.append(np.where(truth.any(axis=0), right, 0.5))
         errors.append(right * (1 - right) / count)
     return float(np.mean(shares)), float(np.sqrt(errors[0] + errors[1]).mean() / 2)
 
@@ -288,9 +292,9 @@ def with_metrics(
         names, counts = np.unique(labels, return_counts=True)
         usual = names[counts.argmax()]
     constant = np.full(labels.shape, usual, labels.dtype)
-    own = {name: float(metric(labels, predicted)) for name, metric in metrics.items()}
+    extra = {name: float(metric(labels, predicted)) for name, metric in metrics.items()}
     beside = {name: float(metric(labels, constant)) for name, metric in metrics.items()}
-    figures, others = {**scores.figures, **own}, {**scores.constant, **beside}
+    figures, others = {**scores.figures, **extra}, {**scores.constant, **beside}
     return replace(scores, figures=figures, constant=others)
 
 

@@ -35,7 +35,14 @@ class Senders:
 
     @classmethod
     def of(cls, plan: Plan, total: OpenSum, randomness: Randomness, number: int) -> Senders:
-        """Toss the coins of a sum's clients, each its own; those elsewhere toss theirs there."""
+        """Toss the coins of a sum's clients, each its own; clients elsewhere toss theirs there.
+
+        Args:
+            plan: What is run.
+            total: The open sum.
+            randomness: The run's randomness.
+            number: The round, from 0.
+        """
         clients, sampling = total.clients, plan.sampling
         add, scales = np.ones(len(clients), np.bool_), np.ones(len(clients))
         if not total.elsewhere and sampling.coin_rate < 1:
@@ -64,16 +71,22 @@ class Senders:
 
     def statistics(self, total: OpenSum) -> Block | None:
         """Return norms and losses of the clients that add an update, for simulations."""
-        found = total.statistics
-        if found is None or self.add.all():
-            return found
+        collected = total.statistics
+        if collected is None or self.add.all():
+            return collected
         here = torch.from_numpy(self.add)
-        each = found.norms[here], found.shaped_norms[here], found.losses[here]
-        return Block(np.arange(len(each[0])), found.updates, *each, found.rejected)
+        each = collected.norms[here], collected.shaped_norms[here], collected.losses[here]
+        return Block(np.arange(len(each[0])), collected.updates, *each, collected.rejected)
 
 
 def pipeline_in(plan: Plan, number: int, state: State) -> UpdatePipeline:
-    """Return what leaves a client in a round (from 0), after the rounds that left this state."""
+    """Return the update pipeline of a round.
+
+    Args:
+        plan: What is run.
+        number: The round, from 0.
+        state: The server's state after the rounds before; it says where a tracked clip stands.
+    """
     if plan.noise is None:
         return plan.pipeline
     facts = plan.noise.facts
@@ -103,11 +116,16 @@ def update_sum(
 
 
 def divisor(plan: Plan, pipeline: UpdatePipeline, clients: Cohort) -> float:
-    """Return what an average divides by.
+    """Return the number that an average divides by.
 
-    A private method takes the public expected cohort, never the realised one; under a secure sum
-    the survivors, whose number is no secret there: no credit is claimed for a secret cohort. Where
-    clients toss secret coins, their rate times the survivors, whatever the coins said.
+    A private method takes the public expected cohort, never the realised one. Under a secure sum it
+    is the survivors, whose number is no secret there: no credit is claimed for a secret cohort.
+    Where clients toss secret coins, it is their rate times the survivors, whatever the coins said.
+
+    Args:
+        plan: What is run.
+        pipeline: The update pipeline of the round.
+        clients: The clients in the sum.
     """
     if plan.noise is None:
         return max(float(pipeline.weights(client_sizes(plan.federation, clients)).sum()), 1e-30)
@@ -117,7 +135,16 @@ def divisor(plan: Plan, pipeline: UpdatePipeline, clients: Cohort) -> float:
 
 
 def noise_deviation(updates: RoundNoise, clients: int, divisor: float) -> float | None:
-    """Return the standard deviation of the noise on a coordinate of the average; None: unknown."""
+    """Return the standard deviation of the noise on a coordinate of the average.
+
+    Args:
+        updates: The sum and its noise.
+        clients: How many clients are in it.
+        divisor: What the average divides by.
+
+    Returns:
+        None if it is unknown or there is no noise.
+    """
     if updates.noise is None:
         return None
     of_sum = updates.noise.deviation(updates, clients)

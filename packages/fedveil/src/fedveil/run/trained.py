@@ -47,7 +47,7 @@ class Predictions:
 
 @dataclass
 class Remarks:
-    """What was odd about the rows of a table, counted while they are read."""
+    """Oddities in the rows of a table, counted while they are read."""
 
     rows: int = 0
     unknown: Counter[str] = field(default_factory=Counter)  # by column: categories never seen
@@ -55,7 +55,7 @@ class Remarks:
     strange: Counter[str] = field(default_factory=Counter)  # by label: classes never seen
 
     def sentences(self) -> list[str]:
-        told = (
+        parts = (
             (self.unknown, "column", "have a category that the model does not know; none of its "
              "inputs stands for it"),
             (self.strange, "label", "name a class that the model does not know; it counts for "
@@ -64,8 +64,8 @@ class Remarks:
              "average"),
         )  # fmt: skip
         return [
-            f"{kind} {name!r}: {count} of {self.rows} rows {what}"
-            for counted, kind, what in told
+            f"{kind} {name!r}: {count} of {self.rows} rows {text}"
+            for counted, kind, text in parts
             for name, count in counted.items()
         ]
 
@@ -144,8 +144,8 @@ class TrainedModel(Displayed):
             return
         for table, encoded in _encoded_batches(self, self.bundle.encoder, data, keep):
             _remark(remarks, self.bundle.encoder, encoded)
-            found = self.on_inputs(self._seen(encoded.inputs))
-            yield Predictions(found.values, found.probabilities, table)
+            outputs = self.on_inputs(self._seen(encoded.inputs))
+            yield Predictions(outputs.values, outputs.probabilities, table)
 
     def evaluate(
         self,
@@ -193,24 +193,24 @@ class TrainedModel(Displayed):
         for part in self.stream(data, keep=encoder.labels, remarks=remarks):
             labels, wrong = encoder.targets(part.table)
             written = [part.table.column(name) for name in encoder.labels]
-            given = ~np.any([np.asarray(column.is_null()) for column in written], axis=0)
+            present = ~np.any([np.asarray(column.is_null()) for column in written], axis=0)
             if encoder.separated:  # an empty cell names no class
-                given = np.ones_like(given)
+                present = np.ones_like(present)
                 if remarks is not None and wrong.any():
                     remarks.strange[encoder.labels[0]] += int(wrong.sum())
                 wrong = np.zeros_like(wrong)
-            if (wrong & given).any():
-                first = int(np.argmax(wrong & given))
+            if (wrong & present).any():
+                first = int(np.argmax(wrong & present))
                 strange = ", ".join(as_text(column)[first].as_py() for column in written)
                 numbers = self.bundle.task is Task.REGRESSION
-                what = "a number" if numbers else "one of its classes"
+                kind = "a number" if numbers else "one of its classes"
                 raise ConfigError(
-                    f"label {strange!r} of row {row + first + 1} is not {what}. Correct it, or "
+                    f"label {strange!r} of row {row + first + 1} is not {kind}. Correct it, or "
                     "leave it blank."
                 )
-            row, used = row + len(labels), used + int(given.sum())
-            chances = None if part.probabilities is None else part.probabilities[given]
-            yield Predictions(part.values[given], chances, targets=labels[given])
+            row, used = row + len(labels), used + int(present.sum())
+            chances = None if part.probabilities is None else part.probabilities[present]
+            yield Predictions(part.values[present], chances, targets=labels[present])
         if not used:
             raise ConfigError(f"no row has a label (column {', '.join(encoder.labels)!r})")
 
@@ -221,14 +221,14 @@ class TrainedModel(Displayed):
             for name in ("values", "targets")
         )
         if self.bundle.task is Task.REGRESSION:
-            found = number_scores(values, targets := targets.astype(np.float64))
+            scores = number_scores(values, targets := targets.astype(np.float64))
         else:
             chances = np.concatenate([np.asarray(part.probabilities) for part in parts])
             several = self.bundle.task is Task.MULTI_LABEL
-            found = (label_scores if several else class_scores)(self.class_names, chances, targets)
+            scores = (label_scores if several else class_scores)(self.class_names, chances, targets)
             if self.bundle.class_names and not several:
                 targets = np.asarray(self.bundle.class_names)[targets]
-        return with_metrics(found, metrics, targets, values) if metrics else found
+        return with_metrics(scores, metrics, targets, values) if metrics else scores
 
     def export(self, path: Path | str) -> None:
         """Write the model for other programs, as `.pt2` (torch.export) or `.onnx` (an extra).
@@ -293,11 +293,11 @@ def score_examples(
     parts, rows = [], rows_at_once(model.module, federation.input_shape)
     for start in range(0, len(examples), rows):
         part = slice(start, start + rows)
-        found = model.on_inputs(federation.model_inputs(examples.inputs[part]))
+        outputs = model.on_inputs(federation.model_inputs(examples.inputs[part]))
         targets = examples.targets[part]
         if model.bundle.task is Task.REGRESSION:
             targets = model.in_own_unit(targets)
-        parts.append(replace(found, targets=targets))
+        parts.append(replace(outputs, targets=targets))
     return model._scores(parts, {})
 
 
@@ -344,8 +344,8 @@ def _remark(remarks: Remarks | None, encoder: TableEncoder, encoded: Encoded) ->
         return
     remarks.rows += len(encoded.inputs)
     for name, column in encoder.columns.items():
-        if not column.missing and (found := int(encoded.gaps[name].sum())):
-            remarks.gaps[name] += found
+        if not column.missing and (count_missing := int(encoded.gaps[name].sum())):
+            remarks.gaps[name] += count_missing
     for name, rows in encoded.unknown.items():
-        if found := int(rows.sum()):
-            remarks.unknown[name] += found
+        if count_missing := int(rows.sum()):
+            remarks.unknown[name] += count_missing
