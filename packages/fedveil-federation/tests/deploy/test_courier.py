@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.deploy.courier_suite import LONG, CourierSuite
 
 from benchmarks.deploy_engines import MemoryCourier
-from fedveil_federation.deploy.courier import Courier, Unreachable
+from fedveil.core.errors import ConfigError
+from fedveil_federation.deploy import carry
+from fedveil_federation.deploy.courier import Courier, Settings, Unreachable, place_of
 from fedveil_federation.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil_federation.deploy.sockets import (
     SocketCourier,
@@ -22,6 +26,28 @@ from fedveil_federation.deploy.sockets import (
     relay,
     request,
 )
+
+
+def test_another_package_brings_a_courier_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="pigeons"):
+        place_of("pigeons")
+    (tmp_path / "pigeons-1.0.dist-info").mkdir()
+    (tmp_path / "pigeons-1.0.dist-info" / "METADATA").write_text("Name: pigeons\nVersion: 1.0\n")
+    entries = "[fedveil.couriers]\npigeons = pigeons_carry\nhttps = pigeons_carry\n"
+    (tmp_path / "pigeons-1.0.dist-info" / "entry_points.txt").write_text(entries)
+    (tmp_path / "pigeons_carry.py").write_text(
+        "def site_link(settings, place, answer):\n    return settings.name, answer(b'coo')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert place_of("pigeons") == "pigeons_carry"
+    assert place_of("https") != "pigeons_carry"  # nobody takes the place of fedveil's own
+    settings = Settings("pigeons", "north", ("north", "south"), "hub", 8002, "guard.sock", 9)
+    (tmp_path / "link.json").write_text(json.dumps(asdict(settings)))
+    monkeypatch.setattr(carry.sockets, "request", lambda *_, **__: b"home")
+    link, listening = carry._opened(tmp_path)
+    assert (link, listening) == (("north", b"home"), None)
 
 
 class TestMemoryCourier(CourierSuite):

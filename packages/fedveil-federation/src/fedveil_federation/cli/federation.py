@@ -35,7 +35,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--schema FILE": (Path, "what is publicly known about columns, or arrays"),
             "--label NAME": (str, "a table's column to predict; A,B: several, true or false each"),
             "--holdout SHARE": (float, "of each site's rows, to evaluate on (none)", 0.0),
-            "--courier KIND": (str, "what carries the bytes: https, or flare (https)", "https"),
+            "--courier KIND": (
+                str,
+                "carries the bytes: https, flare or an installed one (https)",
+                "https",
+            ),
             "--home DIR": (Path, "a new directory for the hub (./NAME)"),
         },
     ),

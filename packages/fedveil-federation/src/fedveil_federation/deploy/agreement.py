@@ -16,7 +16,7 @@ import tomli_w
 from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation
-from fedveil_federation.deploy.courier import HUB
+from fedveil_federation.deploy.courier import COURIERS, HUB, place_of
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.schemas import (
     ArraySchema,
@@ -99,7 +99,6 @@ class Members:
             raise ConfigError(f"members: the list cannot be read: {error}") from None
 
 
-ENGINES = ("https", "flare")  # what can carry the bytes; the first is the default
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -120,7 +119,7 @@ class Agreement:
     columns: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, Any] = field(default_factory=dict)  # instead of label and columns
     holdout: float = 0.0
-    engine: str = ENGINES[0]
+    engine: str = COURIERS[0]
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.sites):
@@ -143,8 +142,7 @@ class Agreement:
             )
         if not isinstance(self.holdout, float) or not 0 <= self.holdout < 1:
             raise ConfigError(f"holdout = {self.holdout!r}: need a share in [0, 1)")
-        if self.engine not in ENGINES:
-            raise ConfigError(f"courier {self.engine!r}: choose from {', '.join(ENGINES)}")
+        place_of(self.engine)  # an unknown courier is refused here
         if not re.fullmatch("[0-9a-f]{64}", self.hub):
             raise ConfigError("hub key: need 64 hexadecimal digits")
         self.facts((1,))  # a schema that cannot be used is refused here

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from fedveil_federation.deploy import sockets
-from fedveil_federation.deploy.courier import HUB, MAX_FRAME, Link, Settings
+from fedveil_federation.deploy.courier import HUB, MAX_FRAME, Link, Settings, place_of
 from fedveil_federation.deploy.logs import log_to_stderr
 
 FILES = ("authority.crt", "link.crt", "link.pem", "link.json")
@@ -65,7 +65,7 @@ def _opened(place: Path) -> tuple[Link, sockets.Listening | None]:
     written = json.loads((place / "link.json").read_text(encoding="utf-8"))
     settings = Settings(**{**written, "sites": tuple(written["sites"])})
     socket = Path(settings.socket)
-    module = importlib.import_module(f"fedveil_federation.deploy.{settings.engine}")
+    module = importlib.import_module(place_of(settings.engine))
     if settings.name != HUB:
         guard = partial(sockets.request, socket, seconds=_LONGEST, most=MAX_FRAME)
         return module.site_link(settings, place, guard), None

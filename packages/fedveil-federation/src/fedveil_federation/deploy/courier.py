@@ -12,13 +12,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from fedveil.core.errors import FedveilError
+from fedveil.core.errors import ConfigError, FedveilError
 
+COURIERS = ("https", "flare")  # what can carry the bytes; the first is the default
+GROUP = "fedveil.couriers"  # the entry points of other packages' couriers
 HUB = "server"  # the hub's name among the couriers; FLARE expects this one
 KEYS = "keys.json"  # the keys by which the hub's courier knows each site, which may change
 MAX_FRAME = 1 << 30  # bytes; couriers refuse more
 Answer = Callable[[bytes], bytes]
 T = TypeVar("T")
+
+
+def place_of(courier: str) -> str:
+    """Return the module of a courier.
+
+    It has two functions, `hub_link(settings, place)` and `site_link(settings, place, answer)`.
+
+    Args:
+        courier: One of `COURIERS`, or the name of an entry point in the group `fedveil.couriers`.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    if courier in COURIERS:
+        return f"fedveil_federation.deploy.{courier}"
+    from importlib.metadata import entry_points  # a courier's process loads as little as it can
+
+    found = {one.name: one.value for one in entry_points(group=GROUP)}
+    if courier not in found:
+        raise ConfigError(f"courier {courier!r}: choose from {', '.join((*COURIERS, *found))}")
+    return found[courier]
 
 
 def most_reply(request: int) -> int:
@@ -43,7 +66,7 @@ class Settings:
     """What a courier's process is told of its party, in `link.json`.
 
     Attributes:
-        engine: what carries the bytes, one of `agreement.ENGINES`.
+        engine: what carries the bytes, as `place_of` knows it.
         name: `HUB`, or the site's name as in its certificate.
         sites: the names of all sites.
         host: where sites reach the hub.
