@@ -128,7 +128,7 @@ class Events:
         return [(json.loads(body), times) for body, times in self.database.execute(_CHARGED)]
 
     def fate(self, reservation: int) -> str | None:
-        """What became of a reservation: open, commit or cancel; None if there is none."""
+        """Return the state of a reservation: open, commit or cancel; None if there is none."""
         row = self.database.execute(
             "SELECT (SELECT kind FROM events WHERE reservation = reserved.seq)"
             " FROM events AS reserved WHERE seq = ? AND kind = 'reserve'",
@@ -321,7 +321,7 @@ def _digest(before: str, event: tuple[Any, ...]) -> str:
 
 
 def read_head(path: Path) -> Head:
-    """What was noted of the ledger at `path`; `NONE` if nothing was."""
+    """Return the noted head of the ledger at `path`; `NONE` if there is none."""
     try:
         data = _place(path).read_bytes()
     except FileNotFoundError:

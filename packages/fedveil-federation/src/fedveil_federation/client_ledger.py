@@ -280,5 +280,5 @@ def _body(release: Release, privacy_model: PrivacyModel, run: str) -> Body:
 
 
 def _privacy_model(body: Body) -> PrivacyModel:
-    """What a reservation was made under; older ledgers called it the setting."""
+    """Return the privacy model of a reservation; older ledgers called it the setting."""
     return PrivacyModel.from_dict(body["privacy_model" if "privacy_model" in body else "setting"])

@@ -87,7 +87,7 @@ def _start(args: argparse.Namespace) -> int:
 
 
 def finish(run: Run, recipe: Recipe) -> None:
-    """What `fedveil run` leaves behind: model, result, report."""
+    """Write what `fedveil run` leaves behind: model, result and report."""
     result_of(run, recipe, 0.0)
     if run.directory is not None:
         write_report(run.directory.path)

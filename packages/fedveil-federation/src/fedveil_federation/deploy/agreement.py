@@ -58,7 +58,7 @@ class Members:
 
     @property
     def secagg_name(self) -> str:
-        """What secure sums call this federation; keys are made for it."""
+        """The federation's name in secure sums; keys are made for it."""
         return f"fedveil/{self.federation}"
 
     def number(self, site: str) -> int:
@@ -68,7 +68,7 @@ class Members:
 
     @property
     def fingerprint(self) -> str:
-        """What owners read to each other: the same if they have the same list.
+        """A number that owners read to each other: equal if they have the same list.
 
         200 bits: a hub may make up keys for two lists until their fingerprints agree, which takes
         the square root of all there are.
@@ -157,7 +157,7 @@ class Agreement:
 
     @cached_property
     def digest(self) -> str:
-        """What names the agreement: two that differ anywhere have different ones."""
+        """The agreement's digest: two that differ anywhere have different ones."""
         return hashlib.sha256(b"fedveil agreement" + canonical(self.to_table())).hexdigest()
 
     @cached_property
@@ -170,7 +170,7 @@ class Agreement:
         return TableSchema(self.label, self.columns)
 
     def facts(self, sizes: tuple[int, ...]) -> Facts:
-        """What a plan says about everybody's data."""
+        """Return a plan's public facts about everybody's data."""
         known = self.schema
         return Facts(
             self.name, str(known.task), len(known.classes), known.shape, sizes, self.digest

@@ -89,7 +89,7 @@ class AskedPlan:
 
 
 class Approvals:
-    """What an owner was asked, and has answered.
+    """The questions that an owner was asked, and the answers.
 
     Args:
         folder: in the site's directory; a file for each plan, named by the digest of what it does.

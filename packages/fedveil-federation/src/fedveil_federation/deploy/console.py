@@ -90,7 +90,7 @@ def _about(plan: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class _Page:
-    """What the page shows, and what its buttons do."""
+    """The contents of the page, and the actions of its buttons."""
 
     def __init__(self, home: SiteHome) -> None:
         self._home, self._said = home, ""

@@ -63,7 +63,7 @@ Reply = bytes | Unreachable | None
 
 @dataclass(frozen=True)
 class Settings:
-    """What a courier's process is told of its party, in `link.json`.
+    """The settings of a courier's process, in `link.json`.
 
     Attributes:
         engine: what carries the bytes, as `place_of` knows it.

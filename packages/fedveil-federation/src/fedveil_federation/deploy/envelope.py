@@ -33,7 +33,7 @@ class BadFrame(FedveilError):
 
 @dataclass(frozen=True)
 class Message:
-    """What is said, and the bytes that go with it."""
+    """A message, and the bytes that go with it."""
 
     header: Mapping[str, Any]
     parts: tuple[bytes, ...] = ()
@@ -93,12 +93,12 @@ def plain(said: object) -> str:
 
 
 def signature_of(frame: bytes) -> bytes:
-    """What names a frame whose signature was checked."""
+    """Return a name for a frame whose signature was checked."""
     return frame[4:_BODY]
 
 
 def claimed(frame: bytes) -> Message:
-    """What a frame says, whoever wrote it."""
+    """Return a frame's message before its signature is checked."""
     at = _BODY + 4
     size = int.from_bytes(frame[_BODY:at], "little")
     try:

@@ -184,7 +184,7 @@ class Examiner:
 
 
 def _counts(document: PlanDocument) -> tuple[Facts, float, float, int]:
-    """What a plan says that is to be counted."""
+    """Return the counts that a plan asks for."""
     noise, colluders = document.scoring.get("noise"), document.scoring.get("colluders")
     if type(noise) is not float or type(colluders) is not int:
         raise ConfigError("plan: scoring needs noise and colluders")

@@ -15,7 +15,7 @@ MAX_PLAN = 1 << 20  # bytes; a thousand key cards fit, and sites keep what they 
 
 @dataclass(frozen=True)
 class Facts:
-    """What everybody may know about the data.
+    """The public facts about the data.
 
     `sizes`: records of each site, where single records are protected and their number is public;
     persons of each site where they are protected; elsewhere ones, for then nobody is told.
@@ -64,5 +64,5 @@ class Facts:
 
 
 def plan_digest(data: bytes) -> str:
-    """What names the run of a plan, in every ledger and under every round."""
+    """Return the name of a plan's run, in every ledger and under every round."""
     return hashlib.sha256(b"fedveil plan" + data).hexdigest()

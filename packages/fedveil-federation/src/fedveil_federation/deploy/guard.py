@@ -101,7 +101,7 @@ class Responder(ABC):
         return seal(reply, self.keys.identity, frame, known)
 
     def _told(self, error: FedveilError) -> str:
-        """What the hub hears of a refusal."""
+        """Return the hub's answer to a refusal."""
         return str(error)
 
     @abstractmethod
@@ -260,7 +260,7 @@ class Guard(Responder):
     # --- before a run -----------------------------------------------------------------------------
 
     def _hello(self) -> Message:
-        """What this owner shows to whoever runs the hub."""
+        """Return what this owner shows to whoever runs the hub."""
         shown = {"trusts": self.members.fingerprint, "stopped": self._stopped()}
         shown["public"] = self.uncertified_key
         said: dict[str, Any] = {"status": "done", "version": version("fedveil"), **shown}
@@ -492,7 +492,7 @@ class Guard(Responder):
 
 
 def _computed(compute: Callable[[Message], Ints], request: Message) -> Ints:
-    """What is computed from rows. Why that fails may depend on them, and is the owner's to know."""
+    """Compute from rows. Why that fails may depend on them, and only the owner may know."""
     try:
         return compute(request)
     except BadFrame:  # about the request

@@ -139,7 +139,7 @@ class Sites:
         return replies
 
     def _sealed(self, asked: Mapping[int, Message]) -> dict[int, bytes]:
-        """What each site is sent; a message to several is signed once."""
+        """Return the frame for each site; a message to several is signed once."""
         different = {id(message): message for message in asked.values()}
         # Most of its time goes into hashes of long messages, which need no lock of Python's.
         with ThreadPoolExecutor(_HASHING) as pool:
@@ -189,7 +189,7 @@ class Sites:
 
 @dataclass
 class _RoundNow:
-    """What the engine and the sums know of the round that is under way."""
+    """The state of the current round that the engine and the sums share."""
 
     number: int = -1
     purpose: str = UPDATE
@@ -374,7 +374,7 @@ class RemoteAggregator(Aggregator):
 
 @dataclass(frozen=True)
 class SiteUpload:
-    """What one site sends into a sum: the block of updates of a federation across machines."""
+    """One site's upload into a sum: the block of updates of a federation across machines."""
 
     number: int
     reply: Message
@@ -560,7 +560,7 @@ class Hub:
         self.stopping: Callable[[], bool] = lambda: False  # whether a run is to end early
 
     def hellos(self) -> tuple[Message, ...]:
-        """What every site says of itself, in order; refused if one is not ready."""
+        """Return every site's description of itself, in order; refuse if one is not ready."""
         said = self.sites.everybody(Message({"kind": "hello"}), self.waits.shares)
         for number, one in said.items():
             if one.header.get("trusts") != self.sites.members.fingerprint:
@@ -711,7 +711,7 @@ class Hub:
         return "" if len(sums.ready(number)) >= sums.fewest else self._why()
 
     def _why(self) -> str:
-        """What sites said that did not take part."""
+        """Return the reasons of sites that did not take part."""
         said = sorted(self.sites.refusals.items())
         return "; ".join(f"{site}: {reason}" for site, reason in said)
 

@@ -107,7 +107,7 @@ class Queue:
         return read_as(HubJob, self._place(names[0], _QUEUED)) if names else None
 
     def names(self) -> list[str]:
-        """What has not ended, oldest first."""
+        """Return the jobs that have not ended, oldest first."""
         waiting = sorted(self._home.queue.glob(f"*{_QUEUED}"), key=lambda one: one.stat().st_mtime)
         return [path.name.removesuffix(_QUEUED) for path in waiting]
 
@@ -236,7 +236,7 @@ class HubService:
             self._next_meeting = time.monotonic() + (_SETTLED if settled else _MEET)
 
     def hellos(self) -> dict[str, Message | str]:
-        """What each site says of itself; a word on who does not."""
+        """Return each site's description of itself, or a word on why there is none."""
         frame = seal(Message({"kind": "hello"}), self._key)
         found = self.courier.ask(dict.fromkeys(self.home.agreement.sites, frame), _HELLO)
         return {site: self._introduced(site, frame, reply) for site, reply in found.items()}
@@ -448,7 +448,7 @@ class HubService:
         return facts
 
     def _known(self, test: str | None) -> Known:
-        """What the hub knows of the federation, with public test rows from a file."""
+        """Return the hub's view of the federation, with public test rows from a file."""
         agreement = self.home.agreement
         rows = None if test is None else agreement.public_rows(Path(test))
         return lambda facts: agreement.at_hub(facts.sizes, rows)

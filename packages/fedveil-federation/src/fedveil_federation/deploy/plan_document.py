@@ -78,7 +78,7 @@ class PlanDocument:
 
     @property
     def digest(self) -> str:
-        """What names the run, in every ledger and under every round."""
+        """The name of the run, in every ledger and under every round."""
         return plan_digest(self.to_bytes())
 
     @staticmethod
@@ -113,7 +113,7 @@ class PlanDocument:
         return replace(recipe, model=replace(recipe.model, start=model.start))
 
     def terms(self, plan: Plan) -> dict[str, PrivacyTerms]:
-        """What one participation costs, by the purpose of each of its sums."""
+        """Return the cost of one participation, by the purpose of each of its sums."""
         return round_terms(plan, self.digest)
 
 
@@ -255,7 +255,7 @@ def round_terms(plan: Plan, run: str) -> dict[str, PrivacyTerms]:
 
 
 def terms_at(terms: Mapping[str, PrivacyTerms], summands: Summands) -> PrivacyTerms:
-    """What a round's secure sum states: under a tracked clip, the clip and grid of that round.
+    """Return the terms of a round's secure sum: under a tracked clip, its clip and grid.
 
     Noise and update of a site are in proportion to the clip, and integers on its grid. A site that
     was told a finer grid than the others would not be covered by their noise; what the sum states

@@ -205,7 +205,7 @@ class Policy:
             raise ConfigError(f"policy: ask.hubs names others than this federation's hub, {hub}")
 
     def check_recipe(self, recipe: Recipe, model: str, parameters: int) -> None:
-        """What can be seen before anything is computed; `model` is its name, resolved."""
+        """Check what can be seen before anything is computed; `model` is its name, resolved."""
         allow, training = self.allow, recipe.training
         reasons = self._about_model(model, parameters)
         if training.method not in allow.methods:
@@ -261,7 +261,7 @@ class Policy:
             _refuse(["no statistics of this site's columns (allow.statistics)"])
 
     def check(self, guarantee: Guarantee, model: PrivacyModel, sums: SecureSums | None) -> None:
-        """What this site computes that a plan guarantees, and what that rests on."""
+        """Return this site's own computation of a plan's guarantee, and check it."""
         reasons = []
         if not guarantee.certified:
             reasons.append(f"its guarantee is not certified: {guarantee.reason}")

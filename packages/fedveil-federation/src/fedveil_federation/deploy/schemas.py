@@ -225,7 +225,7 @@ RowSchema = (
 
 
 def read_schema_file(path: Path) -> dict[str, Any]:
-    """What a schema's file says: `columns`, or `arrays`."""
+    """Read a schema's file: `columns`, or `arrays`."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):

@@ -72,7 +72,7 @@ class Scoring:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What a plan says of it besides what all plans say."""
+        """Return the part of a plan that only evaluations have."""
         return {"noise": self.noise, "colluders": self.colluders, "columns": False}
 
     @property
@@ -120,7 +120,7 @@ class Scoring:
         return {UPDATE: PrivacyTerms(Release(counts, Everyone(sites), 1), model, run)}
 
     def guarantee(self) -> Guarantee:
-        """What this release costs by itself."""
+        """Return the guarantee of this release alone."""
         terms = self.terms("")[UPDATE]
         return account([terms.release], privacy_model=terms.privacy_model, delta=self.delta)
 
@@ -238,7 +238,7 @@ def _binned(chance: Tensor) -> Ints:
 def figures(
     scoring: Scoring, table: Table, unit: float = 1.0, names: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What the released table says: post-processing, at no further cost.
+    """Return figures from the released table: post-processing, at no further cost.
 
     `unit`: of the target's schema, what a number of one stands for. `names`: of several labels.
     """

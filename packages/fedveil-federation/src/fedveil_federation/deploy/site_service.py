@@ -91,7 +91,7 @@ class SiteService:
         return reply
 
     def _write_counters(self) -> None:
-        """What this owner may watch: nobody else is told."""
+        """Write the counters that this owner may watch, and nobody else."""
         self._written = monotonic()
         counters, ledger = self._responder.counters, self._store.ledger
         counters.set("lifetime_epsilon_budget", ledger.budget_epsilon)

@@ -238,7 +238,7 @@ class SocketCourier(Courier):
 
 
 def _about(site: str, seconds: float) -> bytes:
-    """What a hub's request says besides its content."""
+    """Return a hub's request without its content."""
     return min(int(seconds * 1000), 2**32 - 1).to_bytes(4, "little") + site.encode()
 
 

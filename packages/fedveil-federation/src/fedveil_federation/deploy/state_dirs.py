@@ -247,7 +247,7 @@ def _write_bundle(path: Path, site: str, agreement: Agreement, authority: Pair) 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a site gets to join: the agreement, and a certificate with its key."""
+    """The files with which a site joins: the agreement, and a certificate with its key."""
 
     site: str
     agreement: Agreement

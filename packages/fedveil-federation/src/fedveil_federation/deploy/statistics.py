@@ -52,7 +52,7 @@ class Cells:
 
     @property
     def names(self) -> list[str]:
-        """What each cell counts; the last one: values that are missing or unknown."""
+        """Return the name of each cell; the last one counts values that are missing or unknown."""
         if self.one_hot:
             return [*self.inputs, "other"]
         if self.column.kind is Kind.BOOLEAN:
@@ -85,7 +85,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Statistics(Scoring):
-    """What is counted, with how much noise on every cell."""
+    """The counts that are taken, with the noise on every cell."""
 
     columns: tuple[Cells, ...] = ()
 
@@ -141,7 +141,7 @@ class Statistics(Scoring):
         return found
 
     def described(self, table: Table, classes: Sequence[str]) -> dict[str, Any]:
-        """What the released table says: post-processing, at no further cost.
+        """Return a description of the released table: post-processing, at no further cost.
 
         Raises:
             PrivacyRefusal: honest sites with so many records cannot have made it.

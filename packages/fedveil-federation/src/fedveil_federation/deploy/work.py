@@ -64,19 +64,19 @@ class Work(ABC):
         """The secure sum that a request is about."""
 
     def stated(self, request: Message) -> PrivacyTerms:
-        """What that sum must state that taking part costs."""
+        """The cost that the sum must state for taking part."""
         return self.terms[request.text("purpose")]
 
     def charged(self, stated: PrivacyTerms) -> PrivacyTerms:
-        """What a sum that states this costs the owner of this site."""
+        """Return the cost for the owner of this site of a sum that states this."""
         return stated
 
     @abstractmethod
     def row(self, request: Message) -> Ints:
-        """What this site adds to it, without noise."""
+        """Return this site's contribution to the sum, without noise."""
 
     def upload(self, request: Message) -> Ints:
-        """What leaves where no secure sum is taken."""
+        """Return this site's upload where no secure sum is taken."""
         raise BadFrame("this plan has no noise for single uploads")
 
     def new_round(self) -> None:

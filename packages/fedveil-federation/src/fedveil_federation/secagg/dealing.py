@@ -79,7 +79,7 @@ def dealt_lists(dealt: Shares, plan: RoundPlan) -> dict[str, Bytes]:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a device holds of its partners.
+    """A device's stored shares of its partners.
 
     `fits` [partners]: whether what a partner sealed is what its mark says. `shares` [fitting, 64]:
     the self share and the pair share of those that fit.

@@ -60,7 +60,7 @@ _FromServerT = TypeVar("_FromServerT", Sharers, Survivors, Confirmed)
 
 
 class DeviceStep(Enum):
-    """What a device waits for."""
+    """The message that a device waits for."""
 
     SHARERS = auto()
     VECTOR = auto()
@@ -71,7 +71,7 @@ class DeviceStep(Enum):
 
 @dataclass(frozen=True)
 class Charge:
-    """What the device has reserved for a round, if it keeps a ledger."""
+    """A device's reservation for a round, if it keeps a ledger."""
 
     journal: Journal
     reservation: int | None = None
@@ -336,7 +336,7 @@ class DeviceRound:
         return longest(kind, len(self.layout.plan.members), len(self._neighbours))
 
     def _before(self, frame: bytes) -> bytes | None:
-        """What this very frame was answered with, if it was."""
+        """Return the earlier answer to this very frame, if there was one."""
         if type(frame) is not bytes or len(frame) > self._limit(Sharers):
             return None
         return self._answered.get(hashlib.sha256(frame).digest())

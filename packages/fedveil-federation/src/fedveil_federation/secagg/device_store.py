@@ -53,7 +53,7 @@ class StoreFault(RuleBroken):
 
 @dataclass(frozen=True)
 class Lock:
-    """What private keys are encrypted under: the content of a key file."""
+    """The key that encrypts private keys: the content of a key file."""
 
     secret: bytes = field(repr=False)
 
@@ -227,7 +227,7 @@ class DeviceStore:
     # --- others' cards ----------------------------------------------------------------------------
 
     def known(self, federation: str) -> dict[int, Known]:
-        """What a roster must remember of other devices."""
+        """The memory of other devices that a roster needs."""
         with self._transaction() as database:
             rows = database.execute(
                 "SELECT device, identity, version FROM known WHERE federation = ?", (federation,)

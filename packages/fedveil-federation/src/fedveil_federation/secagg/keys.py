@@ -46,7 +46,7 @@ class DeviceKeys:
         return wire.seal(card, self.identity)
 
     def renewed(self) -> DeviceKeys:
-        """The same identity with a fresh X25519 key of the next version."""
+        """Return the same identity with a fresh X25519 key of the next version."""
         return replace(self, agreement=X25519PrivateKey.generate(), version=self.version + 1)
 
 

@@ -59,7 +59,7 @@ class RoundLayout:
         return unpacked(bitmap, len(self.plan.members), "present")
 
     def statement(self, device: int, sharers: bytes) -> bytes:
-        """What a device signs with its upload: for which sharers it masked."""
+        """Return the statement that a device signs with its upload: for which sharers it masked."""
         return derive.digest(b"statement", self.digest, derive.id_bytes(device), sharers)
 
     def survivors_digest(self, sharers: bytes, survivors: bytes) -> bytes:

@@ -65,7 +65,7 @@ def pair_keys(key: bytes, plan: bytes, masks: bool = True) -> PairKeys:
 
 
 def tag(key: bytes, author: int, survivors: bytes) -> bytes:
-    """What shows a neighbour that `author` acts on this list of survivors, given by its digest."""
+    """Return a proof for a neighbour that `author` acts on this list of survivors."""
     return derive.expand(key, b"confirm", derive.id_bytes(author) + survivors, derive.TAG_BYTES)
 
 
@@ -119,7 +119,7 @@ def fits_mark(
 
 
 def marks(shares: bytes, plan: bytes, dealers: Iterable[int], holders: Iterable[int]) -> bytes:
-    """What dealers say about the two shares that each seals to a holder, 64 bytes a pair."""
+    """Return marks of the two shares that each dealer seals to a holder, 64 bytes a pair."""
     contexts = [
         plan + dealer.to_bytes(8, "little") + holder.to_bytes(8, "little")
         for dealer, holder in zip(dealers, holders, strict=False)
@@ -136,7 +136,7 @@ def marks(shares: bytes, plan: bytes, dealers: Iterable[int], holders: Iterable[
 
 
 def pads(seals: Iterable[bytes], nonces: Iterable[bytes], dealers: Iterable[int]) -> bytes:
-    """What hides the two shares that dealers seal to holders, 64 bytes a pair.
+    """Return pads for the two shares that dealers seal to holders, 64 bytes a pair.
 
     Nonces are random although each key should seal once: a device that forgets that it did must not
     show the difference of two messages. Nobody else can change what is sealed unnoticed: the mark

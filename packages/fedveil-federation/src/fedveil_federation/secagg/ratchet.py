@@ -70,7 +70,7 @@ def _walk(chain: bytes, steps: int) -> tuple[bytes, bytes]:
 
 
 def _fork(key: bytes) -> tuple[bytes, bytes]:
-    """What leads further, and a branch."""
+    """Return the next key of the ratchet, and a branch."""
     both = derive.expand(key, b"ratchet", length=2 * KEY_BYTES)
     return both[:KEY_BYTES], both[KEY_BYTES:]
 

@@ -150,7 +150,7 @@ class Kept:
         )
 
     def statements_for(self, device: int) -> bytes:
-        """What a device's surviving partners have signed about their uploads."""
+        """Return the statements that a device's surviving partners signed about their uploads."""
         near = self.neighbours[self.places[device]]
         found: bytes = self.statements[near[self.uploaded[near]]].tobytes()
         return found
@@ -161,7 +161,7 @@ class Kept:
         return self._from(place, self.confirmed[self.neighbours[place]], self.tags)
 
     def _from(self, place: int, chosen: Flags, pieces: Bytes) -> bytes:
-        """What some neighbours of a device left for it."""
+        """Return the messages that some neighbours of a device left for it."""
         found: bytes = pieces[self.neighbours[place][chosen], self.ranks[place][chosen]].tobytes()
         return found
 
@@ -301,7 +301,7 @@ class Recovery:
         return secret
 
     def _answer(self, place: int, column: int) -> bytes:
-        """What a neighbour answered about a device."""
+        """Return a neighbour's answer about a device."""
         near, ranks = self.kept.neighbours, self.kept.ranks
         found: bytes = self.kept.answers[near[place, column], ranks[place, column]].tobytes()
         return found

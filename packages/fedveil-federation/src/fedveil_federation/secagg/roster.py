@@ -36,7 +36,7 @@ class Enrolled:
 
 
 class Memory(Protocol):
-    """What a roster must remember across restarts; a `DeviceStore` keeps it on disk."""
+    """The memory of a roster across restarts; a `DeviceStore` keeps it on disk."""
 
     def known(self, federation: str) -> dict[int, Known]: ...
     def keep_known(self, federation: str, changed: Mapping[int, Known]) -> None: ...
@@ -99,7 +99,7 @@ class Roster:
             self._last = None if fresh else self._last
 
     def _card(self, frame: bytes) -> Enrolled:
-        """What a card says, if whoever it names may say so."""
+        """Return the claims of a card, if whoever it names may make them."""
         claims = wire.expect(frame, KeyCard, CARD_LIMIT)
         card = wire.read(frame, KeyCard, CARD_LIMIT, _public_identity(claims.context))
         if card.federation != self.federation:

@@ -57,7 +57,7 @@ _KINDS: dict[int, type[Shares | Masked | Confirm | Unmask]] = {
 
 
 class Phase(IntEnum):
-    """What a round collects; the numbers are the kinds of message it then takes."""
+    """The phases of a round; the numbers are the kinds of message it then takes."""
 
     SHARES = Shares.KIND
     VECTORS = Masked.KIND
@@ -363,7 +363,7 @@ class ServerRound:
             return decode(self._kept.total, self.layout.plan.bits)
 
     def _repeated(self, frame: bytes, key: tuple[int, int]) -> int:
-        """The same frame again changes nothing; another one of its kind comes too late."""
+        """Ignore the same frame again; refuse another one of its kind, which comes too late."""
         if self._seen[key] != frame[wire.SIGNATURE : wire.HEADER]:
             raise OutOfTurn(f"device {key[1]} has sent its {_KINDS[key[0]].__name__} before")
         wire.verify(frame, self._author(*key))

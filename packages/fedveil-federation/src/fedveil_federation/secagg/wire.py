@@ -186,7 +186,7 @@ MAX_FRAME = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class WireMessage:
-    """What travels in a frame; subclasses give the kind and the fields."""
+    """The contents of a frame; subclasses give the kind and the fields."""
 
     KIND: ClassVar[int]
 
@@ -207,7 +207,7 @@ class Author(Protocol):
 
 
 class Head(NamedTuple):
-    """What the first bytes of a frame claim; nothing of it is proved yet."""
+    """The claims in the first bytes of a frame; none of them is proved yet."""
 
     kind: int
     device: int
@@ -254,7 +254,7 @@ def verify(frame: bytes, author: Author) -> None:
 
 
 def covered(author: Author | Signer, body: bytes | memoryview) -> bytes:
-    """What stands for a body where it is signed, or stamped."""
+    """Return the bytes that stand for a body where it is signed or stamped."""
     return author.digest(body) if isinstance(author, Stamp) else digest_of(body)
 
 
@@ -277,7 +277,7 @@ def message_digest(frame: bytes) -> bytes:
 
 
 def digest_of(body: bytes | memoryview) -> bytes:
-    """What a signature covers of a body."""
+    """Return the part of a body that a signature covers."""
     return hashlib.sha256(body).digest()
 
 

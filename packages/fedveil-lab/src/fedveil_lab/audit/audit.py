@@ -56,7 +56,7 @@ class Audit:
 
     @property
     def refuted(self) -> str:
-        """What the guarantee says and cannot be; empty if nothing contradicts it."""
+        """The part of the guarantee that cannot be true; empty if nothing contradicts it."""
         found, certified = self.many.refuted, self.guarantee
         for probe in self.probes:
             if probe.broken:
@@ -84,7 +84,7 @@ class Audit:
 
     @property
     def method(self) -> str:
-        """What was done, in a few words."""
+        """The audit's method in a few words."""
         parts = [f"{self.many.games} games"]
         if self.probes:
             parts.append(f"{len(self.probes)} probes")

@@ -51,7 +51,7 @@ _LOUD = 1e6  # how far beyond its clip a canary's update goes
 
 @dataclass(frozen=True)
 class View:
-    """What the adversary sees of one round, game by game, and what it is told to expect.
+    """The adversary's view of one round, game by game, and what it is told to expect.
 
     `seen` lies around `loud` if the canary is there and around `quiet` if not; with a secret cohort
     it does so with probability `rate`, and around zero else. `read` marks the games in which the
@@ -170,7 +170,7 @@ class ClientGame:
                 yield self._view(seed, there, number, one, drawn)
 
     def _sums(self, number: int, sign: int) -> Iterator[_Sum]:
-        """What leaves in a round: the update, and of a tracked clip the bit that it was hit."""
+        """Return the sums of a round: the update, and of a tracked clip the bit that it was hit."""
         at, no_randomness = self._at, Randomness(0)
         sent = update_sum(at.plan, number, at.honest, no_randomness, self._state)
         yield _Sum(sent, self._length(sent.pipeline, number), sign)
@@ -435,7 +435,7 @@ def game_of(plan: Plan) -> Game:
 
 
 class Game(Protocol):
-    """What is played: `most` games at once, and what is seen of them, round by round."""
+    """A game: `most` of them at once, and what is seen of them, round by round."""
 
     most: int
     not_tried: tuple[str, ...]

@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Refutation:
-    """What the games contradict: a true-positive rate above what is proved at a false one."""
+    """A contradiction: a true-positive rate above what is proved at a false-positive rate."""
 
     false_positives: float  # at most
     at_least: float  # true positives
@@ -44,7 +44,7 @@ class Refutation:
 
 @dataclass(frozen=True)
 class ManyRuns:
-    """What the games show, at confidence 1 - alpha for all of it together.
+    """The result of the games, at confidence 1 - alpha for all of it together.
 
     epsilon: assumes nothing. gaussian: interval for epsilon if the two worlds look like Gaussians.
     """

@@ -55,7 +55,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OneRun:
-    """What one run shows. `epsilon` assumes nothing.
+    """The result of one run. `epsilon` assumes nothing.
 
     gaussian: at least so much, if the curve of the mechanism is a Gaussian's.
     refuted: the guesses contradict the proved curve.

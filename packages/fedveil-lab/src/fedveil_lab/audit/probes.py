@@ -199,7 +199,7 @@ def _of_releases(plan: Plan) -> tuple[Probe, ...]:
 
 
 def _stored(plan: Plan, way: float, released: list[Tensor]) -> dict[str, Tensor]:
-    """What two rounds leave behind; they release what was `released`, or are noted there."""
+    """Return the files that two rounds leave; they release `released`, or are noted there."""
     run = Run(replace(plan, seed=0), every=10**9)
     nobody = np.zeros(plan.federation.clients, np.bool_)
 

@@ -57,7 +57,7 @@ class StandIns:
             yield replace(sent.at(others), rejected=0)
 
     def _sent(self, clients: Cohort, request: RoundRequest, shape: UpdatePipeline) -> Block:
-        """What the program makes of that, or zeros."""
+        """Return the program's answer, or zeros."""
         plan, number = self._run.plan, request.round_number
         if self._send is None:
             kind = torch.float32 if shape.granularity is None else torch.int64

@@ -63,7 +63,7 @@ Noise = Claimed | Certified | Without | None  # None: the method itself is not p
 
 @dataclass(frozen=True)
 class Case:
-    """What runs, under which labels it is shown, and the paper's number for it, if it has one.
+    """A run, its labels, and the paper's number for it, if it has one.
 
     `values` are recipe keys by dotted name, exactly as for `fedveil run --set`. `measures` are
     looked at beside test and validation metrics whenever the run is evaluated. `seeds` is for cases

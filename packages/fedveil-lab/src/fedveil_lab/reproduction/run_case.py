@@ -66,7 +66,7 @@ _NOTHING = 1e-12  # times the clip: noise that no figure shows
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run costs: what the paper says, and what is proved for the same noise."""
+    """The cost of a run: what the paper says, and what is proved for the same noise."""
 
     claimed: float | None
     certified: float | None

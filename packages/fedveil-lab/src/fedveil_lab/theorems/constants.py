@@ -22,7 +22,7 @@ _RIDGE = 1e-2  # of the classification loss: its optimum must exist, and not lie
 
 @dataclass(frozen=True)
 class LossConstants:
-    """What the convergence scores ask about the losses of a linear model that starts at zero.
+    """The constants of a linear model's losses, from zero, that the convergence scores need.
 
     strong_convexity: twice the gap over the squared distance at the start: the curvature on the way
         to the optimum. (The smallest curvature of all would be a bound, and useless as a plan.)
@@ -40,7 +40,7 @@ class LossConstants:
 
     @property
     def for_fu(self) -> tuple[float, float, float, float, float]:
-        """What Fu's bound asks for, in its order."""
+        """Return the constants of Fu's bound, in its order."""
         curvature = self.strong_convexity, self.smoothness
         return *curvature, self.gradient_bound, self.heterogeneity, self.initial_distance
 

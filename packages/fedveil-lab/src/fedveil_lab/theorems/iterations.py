@@ -106,7 +106,7 @@ def best(
 
 @dataclass(frozen=True)
 class Advice:
-    """What to run, with everything it was weighed against.
+    """The recommended settings, with everything they were weighed against.
 
     Attributes:
         score: What was searched.

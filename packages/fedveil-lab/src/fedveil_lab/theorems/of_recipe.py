@@ -34,7 +34,7 @@ PAPERS = {
 
 @dataclass(frozen=True)
 class TheoremSays:
-    """What a theorem says about some choices of local steps and rounds.
+    """A theorem's scores of some choices of local steps and rounds.
 
     Attributes:
         theorem: The paper and the statement.

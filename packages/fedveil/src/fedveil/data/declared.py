@@ -25,7 +25,7 @@ DRAWN_OWNERS = "a fixed number of owners was drawn, so one owner more can take t
 
 
 def dealing(partition: Partition) -> tuple[str, ...]:
-    """What a partition takes from the rows it deals, or lets owners do to each other."""
+    """Return sentences on what a partition takes from rows, or lets owners do to each other."""
     if isinstance(partition, (Dirichlet, SortedSlices)):
         return (DEALT_BY_LABEL,)
     if not isinstance(partition, ByOwner):

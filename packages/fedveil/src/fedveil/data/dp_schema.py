@@ -78,7 +78,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Bought:
-    """What was paid: the releases, and for whom they were made. Part of every guarantee.
+    """Statistics that were paid for: the releases, and whom they protect. Part of every guarantee.
 
     Attributes:
         unit: Who is protected.

@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Draft:
-    """What a column was found to be, or why it is left out, and what the user should know."""
+    """A column's guessed description, or why it is left out, with a note for the user."""
 
     column: Column | None
     why_not: str = ""

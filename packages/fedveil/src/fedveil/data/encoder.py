@@ -82,7 +82,7 @@ class TableEncoder:
 
     @property
     def task(self) -> Task:
-        """What is predicted."""
+        """The task that the label asks for."""
         if len(self.labels) > 1 or self.separated:
             return Task.MULTI_LABEL
         return Task.REGRESSION if self.target.kind is Kind.NUMBER else Task.CLASSIFICATION
@@ -213,7 +213,7 @@ def check_stored(path: Path | str, name: str, values: Any, column: Column, says:
 
 
 def kind_of(values: Any) -> Kind:
-    """What the stored type says, before looking at any value."""
+    """Return the kind that a stored type implies, before any value is read."""
     kind = values.type
     if pa.types.is_boolean(kind):
         return Kind.BOOLEAN

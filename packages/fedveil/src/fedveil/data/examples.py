@@ -21,7 +21,7 @@ from fedveil.data.columns import (
 
 
 class Task(StrEnum):
-    """What a model learns to predict.
+    """The kind of answer that a model learns to give.
 
     `CLASSIFICATION`: targets are int64 in [0, classes). `REGRESSION`: targets are float32.
     `SEQUENCE`: inputs and targets are token ids in [0, classes), both `[examples, length]`.

@@ -265,7 +265,7 @@ class Federation(Displayed):
         return tuple(self.train.inputs.shape[1:])
 
     def model_inputs(self, inputs: Array) -> Array:
-        """What a model sees: float32, scaled if a scaling is set; token ids as int64."""
+        """Return a model's inputs: float32, scaled if a scaling is set; token ids as int64."""
         if self.scaling is not None:
             return self.scaling(inputs)
         kind = np.int64 if self.task is Task.SEQUENCE else np.float32

@@ -78,13 +78,13 @@ def _meant(path: Path) -> list[Path]:
 
 
 def _identity(file: Path) -> tuple[int, int]:
-    """What two names of one file share."""
+    """Return a key that is equal for two names of one file."""
     stat = file.stat()
     return stat.st_dev, stat.st_ino
 
 
 def title(path: Path) -> str:
-    """What to call the data in a file, a folder, or the files that fit a pattern."""
+    """Return a name for the data in a file, a folder, or the files that fit a pattern."""
     return (_split(path)[0] if is_many(path) and not path.is_dir() else path).absolute().name
 
 

@@ -24,7 +24,7 @@ from fedveil.data.assignment import Assignment, Owners, Rows, generator, group, 
 
 @dataclass(frozen=True, kw_only=True)
 class _Limits:
-    """What every partition offers: a fixed number of examples a client, or a cap."""
+    """Options of every partition: a fixed number of examples a client, or a cap."""
 
     examples_per_client: int | None = None
     cap: int | None = None

@@ -37,7 +37,7 @@ _ROWS = 1 << 16  # of Parquet or a frame in one piece
 
 @dataclass(frozen=True)
 class _File:
-    """What the first bytes and the header of a file say.
+    """The format of a file, read from its first bytes and its header.
 
     Attributes:
         path: Where it is.

@@ -62,7 +62,7 @@ class Voters:
 
     @property
     def whole(self) -> int:
-        """What one vote counts, as an integer."""
+        """The weight of one vote as an integer."""
         return ROW if self.clients is None else GRID
 
     def votes(self, codes: Ints, bins: int) -> Ints:
@@ -106,7 +106,7 @@ class Histogram:
         return np.where(places < len(self.edges) - 1, places, -1).astype(np.int64)
 
     def finer(self, cells: int) -> Histogram:
-        """The same with each cell divided into equal ones."""
+        """Return the histogram with each cell divided into equal ones."""
         edges = [np.linspace(*pair, cells + 1)[:-1] for pair in pairwise(self.edges)]
         return Histogram(
             np.concatenate([*edges, self.edges[-1:]]), np.repeat(self.masses, cells) / cells
@@ -127,7 +127,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Summary:
-    """What noisy votes say of a column.
+    """A column's statistics from noisy votes.
 
     Attributes:
         column: How to encode it; None if it cannot be told from noise.
@@ -146,7 +146,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Range:
-    """What the coarse votes say of a column: its kind, and where its numbers or days lie."""
+    """A column's kind and the range of its numbers or days, from the coarse votes."""
 
     kind: Kind
     missing: bool
@@ -191,7 +191,7 @@ class Range:
 
 
 def range_of(votes: Floats, std: float, units: float) -> Range:
-    """What noisy coarse votes `[BINS]` of so many units, with this noise, say of a column.
+    """Return a column's kind and range from noisy coarse votes `[BINS]`.
 
     Where single bins of numbers drown in the noise, wider ones are tried.
     """

@@ -81,7 +81,7 @@ NUMBERED_NOTE = "Clients are named by numbers: 7 and 7.0 are one client, 07 is a
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the caller says about a table.
+    """The caller's description of a table.
 
     Attributes:
         source: A path, or an Arrow table.

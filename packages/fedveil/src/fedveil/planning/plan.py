@@ -126,7 +126,7 @@ class Budget:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Displayed):
-    """What will run, decided to the last number. Build one with `plan`.
+    """A run decided to the last number. Build one with `plan`.
 
     It is data, and holds choices only. Sampling, noise, pipeline, privacy model and guarantee are
     derived from them, so that `dataclasses.replace` yields a plan that does what its guarantee

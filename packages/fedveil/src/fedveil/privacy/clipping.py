@@ -104,7 +104,7 @@ def surely_inside(rows: Array, clip: Clip) -> bool:
 
 
 def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Array:
-    """What to multiply examples by, given only their norms [examples] (ghost norms).
+    """Return the factors that clip examples, given only their norms [examples] (ghost norms).
 
     The true norms may exceed `norms` by `relative_error`. A factor times such a vector, rounded
     to nearest in the dtype of `norms` and barring underflow, stays within the bound. Norms that

@@ -139,7 +139,7 @@ class Mechanism(ABC):
         )
 
     def rests_on(self) -> tuple[str, ...]:
-        """What must be true of the mechanism for its step to be right, one sentence each."""
+        """Assumptions under which the mechanism's step is right, one sentence each."""
         return ()
 
     def describe(self) -> str:

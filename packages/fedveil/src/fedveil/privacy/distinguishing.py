@@ -59,7 +59,7 @@ class AttackBound:
 
 
 def attack_on(guarantee: Guarantee) -> AttackBound:
-    """What the releases of a guarantee allow an attacker at most.
+    """Return bounds on any attack on the releases of a guarantee.
 
     A mu is exact if every release is an unsampled Gaussian, and nothing else: not one that may fail
     with a small probability. For sampled ones it is known in the limit only, and a limit proves

@@ -247,7 +247,7 @@ class NoisyGradients(_Gradients):
 @mechanism("grid-gradients")
 @dataclass(frozen=True)
 class GridGradients(_Gradients):
-    """The same on integers: weights are rounded to nearest before the last, discrete, noise.
+    """Noisy gradients on integers: weights are rounded to nearest before the last, discrete, noise.
 
     Each client's last step adds discrete Gaussian noise of std learning_rate * gradient_std on a
     grid of spacing `granularity`; `dimension` weights. The noise is exact; the steps before it are

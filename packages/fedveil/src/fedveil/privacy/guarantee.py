@@ -110,12 +110,12 @@ class Guarantee(Displayed):
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """What must be true for the guarantee to hold, one plain sentence each."""
+        """Assumptions under which the guarantee holds, one plain sentence each."""
         return wording.rests_on(self)
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What the guarantee is not about, one plain sentence each."""
+        """Limits of the guarantee, one plain sentence each."""
         return wording.not_covered(self)
 
     @property

@@ -52,7 +52,7 @@ class Inconsistent(ConfigError):
 
 @dataclass(frozen=True)
 class Header:
-    """What a run promises: the releases of all its rounds, under which model, at what delta.
+    """The promise of a run: the releases of all its rounds, under which model, at what delta.
 
     `recipe` is a digest of the recipe that the plan was made from. `clients` is one of the clients'
     names in their order, where a schedule counts how often each takes part: were they others after
@@ -193,7 +193,7 @@ class Ledger:
         return self._lines[lines - 1].reserved
 
     def noted(self) -> tuple[int, str] | None:
-        """What was noted about it outside the run directory."""
+        """Return the note about this ledger that is kept outside the run directory."""
         return None if self.repeatable else ledger_anchor.noted(self.run)
 
     def check_note(self, noted: tuple[int, str] | None) -> None:
@@ -247,7 +247,7 @@ class Ledger:
             ledger_anchor.note(self.run, self.lines, head)
 
     def guarantee(self) -> Guarantee:
-        """What the run is worth: its whole plan, finished or not.
+        """Return the guarantee of the run's whole plan, finished or not.
 
         A run that was stopped after somebody had looked at its outputs costs what its whole plan
         costs, for the number of rounds is then an output as well.
@@ -281,7 +281,7 @@ def file_of(descriptor: int) -> File:
 
 
 def _first(release: Release, rounds: int) -> Release:
-    """What a release shows in the run's first `rounds` rounds, at most."""
+    """Return the most that a release shows in the run's first `rounds` rounds."""
     rounds, most = min(rounds, release.rounds), release.participations
     return replace(
         release, rounds=rounds, participations=None if most is None else min(most, rounds)

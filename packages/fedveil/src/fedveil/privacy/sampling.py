@@ -29,7 +29,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class _Sampler:
-    """What the samplers share.
+    """The base of the samplers.
 
     Attributes:
         clients: How many there are; None: not known, which is enough to account.

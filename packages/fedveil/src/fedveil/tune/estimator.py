@@ -36,7 +36,7 @@ _SETTING = "settings__"
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share.
+    """The base of both estimators.
 
     `settings` are recipe keys such as {"training.rounds": 32}. A search of scikit-learn names each
     of them `settings__training.rounds`.

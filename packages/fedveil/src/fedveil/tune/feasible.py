@@ -79,7 +79,7 @@ class Way:
 
 
 class PaperClaim(Protocol):
-    """What a paper says of the same noise: shown beside what is proved, never instead."""
+    """A paper's claim about the same noise: shown beside what is proved, never instead."""
 
     paper: str
     value: float

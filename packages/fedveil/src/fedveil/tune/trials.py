@@ -150,7 +150,7 @@ class Outcome:
 
     @property
     def score(self) -> float:
-        """What a search makes small: the error, and a little of the loss.
+        """The value that a search minimises: the error, and a little of the loss.
 
         Accuracy is what users ask for; the loss tells apart models that are right equally often,
         which few test examples cannot.

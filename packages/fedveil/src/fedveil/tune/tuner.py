@@ -50,7 +50,7 @@ class SearchProgress:
 
 @dataclass(frozen=True)
 class Expected:
-    """What settings reach under several seeds: means and standard deviations over them.
+    """Results of settings over several seeds: means and standard deviations.
 
     Attributes:
         fresh: Whether the seeds have chosen nothing; otherwise the figures flatter.

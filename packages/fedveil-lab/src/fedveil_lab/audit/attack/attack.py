@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Attack:
-    """What was tried; None or empty where it was not, with the reason in `skipped`."""
+    """The attacks that were tried; None or empty where not, with the reason in `skipped`."""
 
     method: str
     epsilon: float | None

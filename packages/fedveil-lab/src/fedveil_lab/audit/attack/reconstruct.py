@@ -45,7 +45,7 @@ class Resemblance:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What was made of each view, as the model sees inputs: `images[view] [victims, ...]`."""
+    """The images made of each view, as the model sees inputs: `images[view] [victims, ...]`."""
 
     candidates: int
     originals: Floats

@@ -54,7 +54,7 @@ def crowd_of(federation: Federation, victims: int, records: int, chance: np.rand
 
 
 def uploads(plan: Plan, crowd: Federation, victims: int, seed: int) -> Uploads:
-    """What every victim's upload looks like, to whom it matters."""
+    """Return every victim's upload, as each of its readers sees it."""
     if plan.method.voting is not None:
         raise ConfigError("attack: clients vote and send no updates, so there is no upload")
     plain = replace(plan.method.local, gradient_clip=None, gradient_noise=0.0)

@@ -225,7 +225,7 @@ class _Around:
 
 
 def _their_rdp(z: float, rounds: int, delta: float) -> float:
-    """What their accountant prints: the library's default orders, unsampled."""
+    """Return the number that their accountant prints: the library's default orders, unsampled."""
     from dp_accounting import dp_event, rdp
 
     spent = rdp.RdpAccountant().compose(dp_event.GaussianDpEvent(z), rounds)

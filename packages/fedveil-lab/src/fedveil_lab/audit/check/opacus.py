@@ -35,7 +35,7 @@ _DISTRIBUTED = (
 
 @dataclass(frozen=True)
 class _Counts:
-    """What `make_private` computes from the number of examples and the loader's batch size.
+    """The numbers that `make_private` computes from the number of examples and the batch size.
 
     batches: the length of the loader that was passed in; each record is drawn at rate 1 / batches.
     steps: batches of an epoch that are really drawn.
@@ -188,7 +188,7 @@ def _unsampled(what: str, z: float, times: int, delta: float, adjacency: Adjacen
 
 
 def _claim(accountant: str, z: float, batches: int, epochs: int, delta: float) -> float:
-    """What `get_epsilon` prints, up to the error that their accountants allow themselves."""
+    """Return what `get_epsilon` prints, up to the error that their accountants allow themselves."""
     from dp_accounting import dp_event, rdp
 
     steps, rate = epochs * batches, 1 / batches

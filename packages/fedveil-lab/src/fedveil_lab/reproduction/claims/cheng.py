@@ -22,7 +22,7 @@ _cheng = partial(stated, "Cheng et al.")
 
 
 def blur_discounts(outside: Sequence[bool], learning_rate: float, penalty: float) -> list[float]:
-    """What is left in the upload of each step's gradient.
+    """Return the part of each step's gradient that is left in the upload.
 
     `outside[q]` says whether the iterate before step q was outside the ball; every such step
     shrinks all that was there before it, so gradient q is discounted by the LATER steps only.

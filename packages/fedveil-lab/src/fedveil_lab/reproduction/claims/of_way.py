@@ -11,7 +11,7 @@ from fedveil_lab.reproduction.claims.liang import paper_liang_epsilon
 
 
 def claim_of(way: Way, question: Question, cohort: int, rounds: int, noise: float) -> Claim | None:
-    """What the paper whose setting this is would have said of the same noise."""
+    """Return the claim about the same noise of the paper whose setting this is."""
     participations = cohort * rounds / question.clients
     if question.noise == "laplace":
         if way.trust is not Trust.LOCAL:

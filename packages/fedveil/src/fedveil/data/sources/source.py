@@ -24,7 +24,7 @@ from fedveil.data.sources.files import Arrays, Copy, Decoder, open_source, publi
 
 @dataclass(frozen=True)
 class Pool:
-    """What a source's files hold, before anything is dealt to clients.
+    """The examples in a source's files, before they are dealt to clients.
 
     owners: one for each training example, if the data know them. notes: what readers should know.
     unprotected: what was computed from the records themselves, one sentence each.
@@ -126,7 +126,7 @@ class Source:
         return replace(federation, unprotected=unprotected, verified=True)
 
     def pool(self, data_dir: Path | str | None = None, **options: Any) -> Pool:
-        """What the files hold, not dealt to anybody yet."""
+        """Return the examples in the files, before they are dealt to clients."""
         where = None if data_dir is None else Path(data_dir)
         copy, arrays = "embedded", Arrays()
         if self.copies:

@@ -72,7 +72,7 @@ class ClipRule(ABC):
 
 @dataclass(frozen=True)
 class FixedClip(ClipRule):
-    """The same clip in every round; None if updates are not clipped."""
+    """A clip that stays the same in every round; None if updates are not clipped."""
 
     bound: Clip | None
 

@@ -40,14 +40,14 @@ class Rounds(TypedDict, total=False):
 
 
 class Averaging(Rounds, total=False):
-    """The same for methods that may weigh updates by their clients' numbers of examples."""
+    """Common parts of methods that may weigh updates by their clients' numbers of examples."""
 
     by_examples: bool
     weight_cap: int | None
 
 
 class Clipped(Averaging, total=False):
-    """The same for methods that clip updates and add noise to their sum."""
+    """Common parts of methods that clip updates and add noise to their sum."""
 
     placement: NoisePlacement | None
     sparsity: float

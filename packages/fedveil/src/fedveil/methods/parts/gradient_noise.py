@@ -232,7 +232,7 @@ class GradientNoise(NoisePlacement):
 
     @cached_property
     def _bound(self) -> float:
-        """What one example's gradient counts for: its clip, and in exact arithmetic a little more.
+        """Return the bound on one example's gradient: its clip; on a grid a little more.
 
         A sum of b clipped gradients in single precision is off by at most b * 2^-24 times the sum
         of their lengths, and each mean is rounded to a grid. Neighbouring batches err differently,
@@ -302,7 +302,7 @@ class OneStepNoise(GradientNoise):
         return power_of_two_below(self._coarsest_grid(round_number))
 
     def _coarsest_grid(self, round_number: int) -> float:
-        """What the grid of a round's uploads does not exceed.
+        """Return the coarsest grid on which a round's uploads may lie.
 
         Rounding adds at most a step in each coordinate to what one record moves, and no upload is
         longer than `_LONGEST` steps. Beside the rate of the last step this is largest in the first

@@ -207,7 +207,7 @@ class Method(Displayed):
         }
 
     def _check_protected(self, placement: NoisePlacement) -> None:
-        """What the noise is fitted to must be what is sent."""
+        """Refuse a pipeline that sends something else than the noise is fitted to."""
         pipeline = self.pipeline
         if self.voting is not None and placement.bounded is not Bounded.BALLOT:
             raise PrivacyRefusal(

@@ -69,7 +69,7 @@ class Noise(StrEnum):
 
 
 class Bounded(StrEnum):
-    """What of one client is bounded, and so where an auditor puts its canary."""
+    """The quantity of a client that is bounded, and so where an auditor puts its canary."""
 
     UPDATE = "update"
     GRADIENT = "gradient"  # every example's, in every local step; noise goes in there
@@ -324,7 +324,7 @@ class NoisePlacement(ABC):
 
     @property
     def local(self) -> LocalTraining:
-        """What clients do, with any noise that belongs into their steps."""
+        """The local training of a client, with any noise that belongs into its steps."""
         return self.facts.local
 
     def pipeline(self, clip: Clip | None = None, round_number: int = 0) -> UpdatePipeline:
@@ -445,7 +445,7 @@ class RoundNoise:
 
     @cached_property
     def integers(self) -> NoisyIntegers | None:
-        """What clients send into a secure sum; None if that is no vector of integers."""
+        """The integers that clients send into a secure sum; None if they send none."""
         return None if self.noise is None else self.noise.integers(self)
 
     @property

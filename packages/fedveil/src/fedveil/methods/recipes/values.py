@@ -85,7 +85,7 @@ def typed(kind: Any, value: Any, name: str) -> Any:
 
 
 def kind_name(kind: Any) -> str:
-    """What a value of this kind is, in words."""
+    """Return the name of a kind of value, in words."""
     return " or ".join(_option_name(o) for o in _options(kind) if o is not type(None))
 
 

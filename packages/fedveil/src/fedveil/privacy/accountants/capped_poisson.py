@@ -36,7 +36,7 @@ class CappedPoissonGaussianStep(SampledGaussianStep):
 
 @dataclass(frozen=True)
 class ZeroedCappedPoissonGaussianStep(CappedPoissonGaussianStep):
-    """The same sampling under zero-out: the client keeps its place and contributes nothing."""
+    """Capped Poisson sampling under zero-out: the client keeps its place and adds nothing."""
 
     theorem = (
         "truncated Poisson sampling by advanced joint convexity (Balle, Barthe, Gaboardi 2018)"

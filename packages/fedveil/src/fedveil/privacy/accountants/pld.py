@@ -86,7 +86,7 @@ def _block(step: Step) -> Any | None:
 
 
 def _regrid(distribution: Any, interval: float) -> Any:
-    """The same distribution on a coarser grid (a multiple of its own), rounded upwards.
+    """Return a distribution on a coarser grid (a multiple of its own), rounded upwards.
 
     A loss between two grid points is split between them so that the mass and the mass times
     exp(-loss) stay: both distributions keep their total, and no divergence gets smaller.

@@ -40,7 +40,7 @@ class ModularGrid:
 
 @dataclass(frozen=True)
 class NoisyIntegers:
-    """What clients send into a sum: integers on the grid, each with a noise share of its own.
+    """Vectors that clients send into a sum: integers on the grid, each with a share of the noise.
 
     `share_std` is in the units of the data; zero if what is sent is private already.
     """
@@ -74,7 +74,7 @@ class NoisyIntegers:
 
 @dataclass(frozen=True)
 class NoisyVectors:
-    """What is summed: `count` vectors of norm `clip_norm`, each with noise of std `share_std`."""
+    """A sum of `count` vectors of norm `clip_norm`, each with noise of std `share_std`."""
 
     count: int
     clip_norm: float

@@ -33,7 +33,7 @@ _CHECKS = {
 
 @dataclass(frozen=True)
 class Aggregation:
-    """What a method asks of its sums; `resolve` makes it definite for a cohort.
+    """The sums that a method asks for; `resolve` makes them definite for a cohort.
 
     `secure=None` is ideal where noise comes in shares and none elsewhere. `dropout` is the
     probability with which each device is lost in a simulated round, after it has shared its keys

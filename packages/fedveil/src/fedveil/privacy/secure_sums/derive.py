@@ -50,7 +50,7 @@ def expand(key: bytes, label: bytes, context: bytes = b"", length: int = KEY_BYT
 def expand_all(
     keys: Iterable[bytes], label: bytes, contexts: Iterable[bytes], length: int
 ) -> bytes:
-    """The same for many keys, each with its context, one after the other: loops are costly here."""
+    """Expand many keys, each with its context, one after the other: loops are costly here."""
     start = prefix(label)
     return b"".join(
         [

@@ -18,7 +18,7 @@ MAX_DIMENSION = 1 << 28
 
 @dataclass(frozen=True)
 class Limits:
-    """What a round may cost a device.
+    """The most that a round may cost a device.
 
     `round_step`: how far a round's number may lie above the last one that the device answered.
     """
@@ -92,7 +92,7 @@ class SecAggParams:
 
     @property
     def digest(self) -> bytes:
-        """What a plan carries to show that both sides mean the same terms."""
+        """Return the digest by which both sides of a plan show that they mean the same terms."""
         return _digest(self)
 
     def losses(self, cohort: int) -> int:

@@ -176,7 +176,7 @@ def _tail(population: int, marked: int, drawn: int, above: int) -> float:
 
 @lru_cache(maxsize=4)
 def _tails(population: int, marked: int, drawn: int) -> npt.NDArray[np.float64]:
-    """The same for all `above` from -1 to `drawn`; never below the exact probability."""
+    """Return tails for all `above` from -1 to `drawn`, never below the exact probability."""
     ways = [math.comb(marked, x) * math.comb(population - marked, drawn - x) for x in range(drawn)]
     ways.append(math.comb(marked, drawn))
     beyond, total = [0, *accumulate(ways[::-1])], math.comb(population, drawn)

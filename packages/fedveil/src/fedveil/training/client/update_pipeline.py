@@ -35,7 +35,7 @@ from fedveil.training.models.flat import Layout
 
 
 class ClientStatistic(Protocol):
-    """What a client sends instead of an update: a vector that follows from its records alone.
+    """A vector that a client sends instead of an update; it follows from its records alone.
 
     Every entry is a whole number of grid steps, so that sums over records and over clients are
     exact whatever their order.
@@ -127,7 +127,7 @@ class UpdatePipeline:
         return (np.minimum(sizes, self.weight_cap) / self.weight_cap).astype(np.float32)
 
     def factors(self, norms: Tensor, sizes: Ints) -> Tensor:
-        """What clients of these finite norms and sizes multiply their updates by, `[clients]`.
+        """Return the factors of updates for clients of these finite norms and sizes, `[clients]`.
 
         All that happens to an update if shaping `only_clips`.
         """

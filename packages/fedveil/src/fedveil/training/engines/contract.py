@@ -77,7 +77,7 @@ class Job:
 
 
 class ClientStates:
-    """What a local step remembers of each client, and what it broadcast last.
+    """The state that a local step keeps of each client, and what it broadcast last.
 
     A run has one from its first round to its last. It is kept in memory alone, for the states are
     private and a run directory holds released values only.

@@ -128,7 +128,7 @@ class DualClients:
 
 
 class StepBatch(NamedTuple):
-    """What a step reads of the clients that take it."""
+    """The batch of one step, for the clients that take it."""
 
     places: Tensor | None  # in the padded chunk, [clients * batch]; None: all examples in order
     gram: Tensor  # rows of XX', [clients, batch, examples]

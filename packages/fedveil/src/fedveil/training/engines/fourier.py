@@ -260,7 +260,7 @@ def convolve(
 
 
 def shares(shape: Shape) -> Tensor:
-    """What each row of frequencies weighs on the way back, `[rows]`."""
+    """Return the weight of each row of frequencies on the way back, `[rows]`."""
     high, wide = shape.period
     rows = torch.arange(shape.rows)
     own_mirror = (rows == 0) | (2 * rows == high)

@@ -59,7 +59,7 @@ def _times(values: Tensor, factors: Tensor) -> Tensor:
 
 
 class Part(ABC):
-    """What a batch's examples contribute to the gradient of one parameter."""
+    """The contributions of a batch's examples to the gradient of one parameter."""
 
     @abstractmethod
     def dense(self) -> Tensor:

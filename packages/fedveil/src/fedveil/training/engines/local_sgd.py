@@ -68,7 +68,7 @@ class Descent(Protocol):
 
 
 class Supply(Protocol):
-    """What the local steps of a chunk of clients read; clients in order of falling step counts."""
+    """The batches of a chunk of clients; clients in order of falling step counts."""
 
     steps: npt.NDArray[np.int64]  # how many steps each client takes, [clients]
     active: list[int]  # how many clients take each step, [steps]

@@ -80,7 +80,7 @@ class Following(Protocol):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs once: a job whose columns are shared, and how to run it."""
+    """The setup of a worker: a job whose columns are shared, and how to run it."""
 
     federation: SharedFederation
     job: dict[str, Any]  # the other fields of the job

@@ -52,7 +52,7 @@ class Packed(NamedTuple):
 
 
 class Records:
-    """What each local step of a chunk of clients sees.
+    """The records of each local step of a chunk of clients.
 
     Clients come in order of falling step counts, so that those still training are the first rows.
     Records are gathered once: in the order of the steps if no record is used twice, else client by
@@ -136,7 +136,7 @@ class Records:
 
 
 class PersonRecords:
-    """What each local step of one client sees, where persons are protected.
+    """The records of each local step of one client, where persons are protected.
 
     A person none of whose records is usable contributes nothing.
     """

@@ -82,7 +82,7 @@ class BackboneFeatures:
 
     @property
     def statement(self) -> str:
-        """What the guarantee rests on, in one sentence."""
+        """The assumption that the guarantee makes about this network, in one sentence."""
         return (
             f"Inputs are made of each example alone by the network {self.backbone} (SHA-256 of its "
             f"weights {self.digest[:16]}...), whose training data are declared to be public."
@@ -90,7 +90,7 @@ class BackboneFeatures:
 
     @property
     def cache_key(self) -> str:
-        """What the features of a picture depend on: code that is read from a file included."""
+        """Everything that a picture's features depend on, with code that is read from a file."""
         _, steps, digest = self._loaded()
         place = self.backbone.rpartition(":")[0]
         code = Path(place).read_text(encoding="utf-8") if place.endswith(".py") else self.backbone

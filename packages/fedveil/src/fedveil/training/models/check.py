@@ -75,7 +75,7 @@ def _check_tokens(module: nn.Module, federation: Federation) -> None:
 
 
 def _tried(module: nn.Module, federation: Federation) -> Tensor:
-    """What the model makes of zeros."""
+    """Return the model's outputs for inputs of zeros."""
     inputs = np.zeros((_TWO, *federation.input_shape), federation.train.inputs.dtype)
     seen = torch.from_numpy(np.ascontiguousarray(federation.model_inputs(inputs)))
     own = copy.deepcopy(module).train()

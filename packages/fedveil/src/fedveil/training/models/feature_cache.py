@@ -85,7 +85,7 @@ def _where(shelves: list[Shelf]) -> dict[bytes, tuple[int, int]]:
 
 
 def _shelves(home: Path) -> list[Shelf]:
-    """What is there; directories being written begin with a dot."""
+    """Return the finished directories; those being written begin with a dot."""
     if not home.is_dir():
         return []
     return [_read(one) for one in sorted(home.iterdir()) if not one.name.startswith(".")]

@@ -183,7 +183,7 @@ class Featurizer:
             return tuple(self.features(torch.zeros(self.input_shape)).shape)
 
     def mapped(self, inputs: Array) -> npt.NDArray[np.float16]:
-        """The same in a file without a name, which vanishes with the process."""
+        """Return the features in a file without a name, which vanishes with the process."""
         self._check()
         shape = (len(inputs), *self.shape)
         found = unnamed(shape) if len(inputs) else np.zeros(shape, np.float16)

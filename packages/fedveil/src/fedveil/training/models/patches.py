@@ -60,7 +60,7 @@ class PatchFeatures:
 
 @dataclass(frozen=True)
 class Likeness:
-    """What is whitened: `[2 * patches, 3, 3]` means over ninths of an image."""
+    """Values before whitening: `[2 * patches, 3, 3]` means over ninths of an image."""
 
     patches: int
     mirror: bool

@@ -54,7 +54,7 @@ def directions(features: RandomFeatures, inputs: int) -> Tensor:
 
 
 class RandomLayer(nn.Module):
-    """The same features of many examples at once, `[n, ...]` to `[n, width]`, up to rounding."""
+    """Random features of many examples at once, `[n, ...]` to `[n, width]`, up to rounding."""
 
     directions: Tensor
 

@@ -31,7 +31,7 @@ from fedveil.training.models.text import CharacterLstm, CharacterNgrams
 
 @dataclass(frozen=True)
 class Options:
-    """What a model may be told: widths of hidden layers, and the longest input it sees."""
+    """Options of a model: widths of hidden layers, and the longest input it sees."""
 
     hidden: tuple[int, ...] = ()
     input_norm: float | None = None
@@ -168,7 +168,7 @@ for _name, _builder in _OWN.items():
 
 
 def own_name(name: str, task: Task) -> str:
-    """What a model is called: "auto" stands for the linear one of a task."""
+    """Return the name of a model: "auto" stands for the linear one of a task."""
     if name != "auto":
         return name
     return "linear" if task is Task.REGRESSION else "logistic"
