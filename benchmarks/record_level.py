@@ -2,6 +2,7 @@
 
     python -m benchmarks.record_level                     # what is missing of every task
     python -m benchmarks.record_level adult mnist --seeds 1
+    python -m benchmarks.record_level --minutes 8         # start no cell after 8 minutes
     python -m benchmarks.record_level --table             # results/record-level.md again
 
 Sites train by `dp_sgd` with batches that only they know, under a secure sum with noise in shares.
@@ -16,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -53,13 +56,8 @@ def _mnist() -> nn.Module:
     )  # fmt: skip
 
 
-def _cifar10() -> nn.Module:
-    return _Images(
-        nn.Conv2d(3, 32, 3, 1, 1), nn.Tanh(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, 1, 1), nn.Tanh(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 128, 3, 1, 1), nn.Tanh(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(2048, 192), nn.Tanh(), nn.Linear(192, 10),
-    )  # fmt: skip
+def _dense(inputs: int, hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 10))
 
 
 def _adult() -> nn.Module:
@@ -90,7 +88,8 @@ class Task:
 TASKS = {
     "adult": Task("adult", _adult, 1024, 600, 2.0, 0.5),
     "mnist": Task("mnist", _mnist, 512, 600, 2.0, 1.0),
-    "cifar10": Task("cifar10", _cifar10, 1024, 250, 2.0, 1.0),
+    "mnist, dense": Task("mnist", lambda: _dense(784, 128), 512, 600, 2.0, 1.0),
+    "cifar10, dense": Task("cifar10", lambda: _dense(3072, 160), 512, 300, 1.0, 1.0),
 }
 
 
@@ -103,11 +102,19 @@ def started(task: Task, width: int, seed: int) -> nn.Module:
     return network
 
 
-def sites(task: Task, count: int, epsilon: float | None, seed: int) -> dict[str, float]:
-    """Train a federation of `count` sites, dealt at random; an epsilon of None is no noise."""
+@cache
+def dealt(source: str, count: int, seed: int) -> Any:
+    """Return a federation of `count` sites, dealt at random."""
     import fedveil as fv
 
-    federation = fv.load(task.source, clients=count, partition="iid", seed=seed)
+    return fv.load(source, clients=count, partition="iid", seed=seed)
+
+
+def sites(task: Task, count: int, epsilon: float | None, seed: int) -> dict[str, float]:
+    """Train a federation of `count` sites; an epsilon of None is no noise."""
+    import fedveil as fv
+
+    federation = dealt(task.source, count, seed)
     records = int(federation.sizes.sum())
     local = fv.LocalTraining(
         fv.LearningRate(task.rate),
@@ -136,12 +143,12 @@ def sites(task: Task, count: int, epsilon: float | None, seed: int) -> dict[str,
     }
 
 
-def pooled(name: str, epsilon: float, seed: int) -> dict[str, float]:
+@cache
+def pooled(name: str, epsilons: tuple[float, ...], seed: int) -> dict[str, dict[str, float]]:
     """Train with Opacus, in its own environment, on all records of the same federation."""
-    import fedveil as fv
     from benchmarks.environments import python_of
 
-    federation = fv.load(TASKS[name].source, clients=SITES[0], partition="iid", seed=seed)
+    federation = dealt(TASKS[name].source, SITES[0], seed)
     arrays = {
         f"{part}_{key}": np.asarray(value)
         for part, own in (("train", federation.train), ("test", federation.test))
@@ -153,14 +160,14 @@ def pooled(name: str, epsilon: float, seed: int) -> dict[str, float]:
         file = Path(folder) / "examples.npz"
         np.savez(file, **arrays)
         command = [python_of("opacus"), "-m", "benchmarks.record_level", name, "--peer", str(file)]
-        command += ["--epsilons", str(epsilon), "--seeds", str(seed)]
+        command += ["--epsilons", *map(str, epsilons), "--seeds", str(seed)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    answer: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
 
 def opacus(task: Task, file: str, epsilon: float, seed: int) -> dict[str, float]:
-    """Train with Opacus' PrivacyEngine in this process."""
+    """Train with Opacus' PrivacyEngine, by ghost clipping, in this process."""
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -176,15 +183,16 @@ def opacus(task: Task, file: str, epsilon: float, seed: int) -> dict[str, float]
     loader = DataLoader(TensorDataset(x.float(), y.long()), batch_size=task.batch)
     # It takes epochs; its own number of steps an epoch is the number of batches in the data.
     steps = len(loader)
-    private, optimizer, loader = engine.make_private_with_epsilon(
+    private, optimizer, criterion, loader = engine.make_private_with_epsilon(
         module=network, optimizer=optimizer, data_loader=loader, target_epsilon=epsilon,
         target_delta=DELTA, epochs=max(1, round(task.rounds / steps)), max_grad_norm=task.clip,
+        criterion=nn.CrossEntropyLoss(), grad_sample_mode="ghost",
     )  # fmt: skip
     left = task.rounds
     while left:
         for inputs, targets in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(private(inputs), targets).backward()
+            criterion(private(inputs), targets).backward()
             optimizer.step()
             left -= 1
             if not left:
@@ -211,7 +219,7 @@ def cells(name: str, epsilons: list[float], seeds: list[int]) -> dict[str, Calla
                     lambda c=count, e=epsilon, s=seed: sites(task, c, e, s)
                 )
             found[f"{name}, Opacus, epsilon {epsilon:g}, seed {seed}"] = lambda e=epsilon, s=seed: (
-                pooled(name, e, s)
+                pooled(name, tuple(epsilons), s)[str(e)]
             )
         found[f"{name}, no noise, seed {seed}"] = lambda s=seed: sites(task, SITES[0], None, s)
     return found
@@ -252,17 +260,20 @@ def main() -> None:
     parser.add_argument("task", nargs="*", help=", ".join(TASKS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell later")
     parser.add_argument("--table", action="store_true", help="write the page, run nothing")
     parser.add_argument("--peer", help=argparse.SUPPRESS)  # in the environment of Opacus
     args = parser.parse_args()
     if args.peer:
         (name,) = args.task
-        print(json.dumps(opacus(TASKS[name], args.peer, args.epsilons[0], args.seeds[0])))
+        (seed,) = args.seeds
+        print(json.dumps({e: opacus(TASKS[name], args.peer, e, seed) for e in args.epsilons}))
         return
     kept = json.loads(FILE.read_text()) if FILE.exists() else {}
+    last = time.monotonic() + 60 * args.minutes
     for name in [] if args.table else args.task or list(TASKS):
         for key, run in cells(name, args.epsilons, args.seeds).items():
-            if key not in kept:
+            if key not in kept and time.monotonic() < last:
                 kept[key] = {what: round(value, 4) for what, value in run().items()}
                 FILE.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
                 print(key, kept[key], flush=True)

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.deploy.world import POLICY, World, facts_of, recipe_of, world
+from tests.deploy.world import POLICY, World, facts_of, recipe_of, rows, world
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
+from fedveil.core.units import Adjacency, Unit
+from fedveil.data.federation import Federation
 from fedveil.planning.assemble import plan_of
 from fedveil.planning.participations import participations
 from fedveil.planning.plan import Plan
@@ -135,6 +138,56 @@ def test_a_site_with_a_smaller_budget_clips_to_less_and_pays_its_own(
     alone.finish()
     assert torch.equal(run.state.weights, alone.state.weights)
     assert participations(plan).epsilons[1] <= 9
+
+
+@pytest.mark.parametrize("unit", [Unit.RECORD, Unit.PERSON])
+def test_a_site_with_a_smaller_budget_draws_its_batches_by_rarer_coins(
+    tmp_path: Path, unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Secret batches: the hub sees the same, and the site's ledger holds its own rate."""
+    ways = {
+        "training__method": "dp-sgd",
+        "training__batches": "poisson",
+        "privacy__unit": unit.value,
+    }
+    ways |= {"training__batch_size": 5, "training__local_epochs": None, "training__rounds": 3}
+    ways |= {"privacy__epsilon": 8.0}
+    allow = {"units": ["client", unit.value]}
+    policy = {
+        **SCALED,
+        "budget": {**SCALED["budget"], "epsilon": 60.0},
+        "allow": POLICY["allow"] | allow,
+    }
+    data = rows()
+    if unit is Unit.PERSON:
+        persons = np.arange(len(data.train)) // 2
+        data = Federation.from_arrays(
+            data.train.inputs, data.train.targets, np.repeat(np.arange(3), data.sizes),
+            persons=persons + 100 * np.repeat(np.arange(3), data.sizes), classes=2, test=data.test,
+            name=data.name,
+        )  # fmt: skip
+    made = world(
+        tmp_path, unit=unit, seed=SEED, policy=policy, adjacency=Adjacency.ZERO_OUT, data=data
+    )
+    small = {**policy, "budget": {**SCALED["budget"], "epsilon": 5.0}}
+    made.policy = Policy.of(small)
+    made.guard("site-1")
+    try:
+        run = made.hub().start(recipe_of(**ways), facts_of(data, unit), tmp_path / "run")
+        run.finish()
+    finally:
+        made.close()
+    spent = [guard.store.ledger.spent() for guard in made.guards.values()]
+    assert spent[1] <= 5 < spent[0] == spent[2]
+    monkeypatch.setattr(Plan, "randomness", property(lambda self: Randomness(SEED)))
+    plan = plan_of(recipe_of(**ways, privacy__budgets={"1": 5.0}), data)
+    alone = Run(plan)
+    alone.finish()
+    assert torch.equal(run.state.weights, alone.state.weights)
+    assert participations(plan).epsilons[1] <= 5
+    whole = Run(plan_of(recipe_of(**ways), data))
+    whole.finish()
+    assert not torch.equal(run.state.weights, whole.state.weights)
 
 
 def test_without_the_key_a_run_that_costs_too_much_is_refused(tmp_path: Path) -> None:

@@ -267,6 +267,9 @@ def test_a_recipe_decides_what_it_leaves_open() -> None:
     assert local(batch_size=32, batches="shuffled").batch_rate is None
     assert local().batch_rate is None  # all records of a site in every step
     assert local(batch_size=32, batch_rate=0.5).batch_rate == 0.5
+    both = recipe(batch_size=32, batch_rate=0.5)
+    both = replace(both, privacy=replace(both.privacy, trust="central", adjacency="replace"))
+    assert plan_of(both, federation).method.local.batch_rate == 0.5
 
 
 @pytest.mark.parametrize(

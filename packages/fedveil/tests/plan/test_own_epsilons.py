@@ -21,8 +21,10 @@ from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.participations import participations
 from fedveil.run.directory import _header
+from fedveil.run.run import job_of
 from fedveil.training.client import batches
 from fedveil.training.client.batches import draw_batches
+from fedveil.training.engines.isolated import isolated_job
 
 ALARM = 1e-9  # how often a correct program fails a statistical test below
 GROUPS = {0.5: 30, 1.0: 30}  # persons by the epsilon that they bring; 240 bring none
@@ -163,6 +165,39 @@ def test_clients_bring_theirs_in_the_same_way() -> None:
         replace(plan, scales=None)
     with pytest.raises(fv.ConfigError, match="not saved"):
         data.save("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("unit", "trust"),
+    [("record", "distributed"), ("person", "central"), ("record", "local")],
+)
+def test_a_site_with_a_budget_of_its_own_draws_by_rarer_coins(unit: str, trust: str) -> None:
+    """All of its records or persons have its epsilon; the others' coins stay as they are."""
+    data = visits(np.full(1200, np.nan))
+    given = ["privacy.epsilon=3", *SECRET, "training.rounds=10", "training.sampling=everyone"]
+    given += [f"privacy.unit={unit}", f"privacy.trust={trust}"]
+    recipe = recipes.with_defaults(recipes.parse({}, given, {"privacy.budgets": {"1": 0.8}}))
+    plan = plan_of(recipe, data)
+    found, rate = participations(plan).epsilons, plan.local.batch_rate
+    assert found == pytest.approx([plan.guarantee.epsilon, 0.8, plan.guarantee.epsilon], rel=2e-3)
+    assert found[1] <= 0.8
+    assert any(f"1 of 3 clients, whose {unit}s' coins" in one for one in plan.guarantee.rests_on)
+    biases = [np.max(batches.coin_rates(data, plan.local, client)) for client in range(3)]
+    assert biases[0] == biases[2] == rate > biases[1]
+    releases = [replace(one, mechanism=replace(one.mechanism, rate=biases[1]))
+                for one in plan.releases(10)]  # fmt: skip
+    own = fv.account(releases, privacy_model=plan.privacy_model, delta=plan.delta)
+    assert own.epsilon == pytest.approx(found[1], rel=1e-9)
+    alone = isolated_job(job_of(plan, Randomness(1)), 1)  # protected runs go client by client
+    bias = batches.coin_rates(alone.federation, alone.rule, 0)
+    assert np.max(bias) == biases[1]
+
+
+def test_a_person_who_may_be_elsewhere_has_no_sites_budget() -> None:
+    given = ["privacy.unit=person", "privacy.epsilon=3", "privacy.sites_per_person=2", *SECRET]
+    recipe = recipes.with_defaults(recipes.parse({}, given, {"privacy.budgets": {"1": 0.8}}))
+    with pytest.raises(fv.PrivacyRefusal, match="sites_per_person"):
+        plan_of(recipe, visits(np.full(1200, np.nan)))
 
 
 def table(folder: Path) -> list[str]:

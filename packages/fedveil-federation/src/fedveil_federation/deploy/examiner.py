@@ -11,9 +11,8 @@ from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.recipes.sections import ModelSection
 from fedveil.planning.limits import taken_from_records
-from fedveil.planning.own_budgets import own_scale
+from fedveil.planning.own_budgets import own_guarantee, own_scale
 from fedveil.planning.plan import Plan
-from fedveil.privacy.budgets import scaled_guarantee
 from fedveil.privacy.guarantee import Guarantee
 from fedveil_federation.deploy.agreement import Members
 from fedveil_federation.deploy.facts import Facts
@@ -95,7 +94,7 @@ class Examiner:
         return roster
 
     def _planned(self, document: PlanDocument) -> tuple[Plan, float]:
-        """The plan, and the share of its clip that this site keeps to."""
+        """The plan, and the share of its clip, or of its coins' bias, that this site keeps to."""
         recipe, federation = document.parsed(), document.facts.federation()
         name = recipe.model.name
         if name == "auto":
@@ -111,9 +110,7 @@ class Examiner:
         if budget.scale and guarantee.epsilon > budget.epsilon:
             # From public numbers alone, and before the first round.
             scale = own_scale(plan.private_noise, budget.epsilon, model, guarantee.delta)
-            guarantee = scaled_guarantee(
-                guarantee.releases, scale, privacy_model=model, delta=guarantee.delta
-            )
+            guarantee = own_guarantee(plan.private_noise, scale, model, guarantee.delta)
         self._policy.check(guarantee, model, plan.secure_sums)
         self._check_size(document, model.unit)
         turns = [n for n in range(plan.method.rounds) if self._number in (scheduled(plan, n) or ())]

@@ -3,7 +3,7 @@
 [budget]            # of one run
 epsilon = 2.0
 delta = 1e-5
-scale = false       # clip this site's updates to less where a run costs more, instead of refusing
+scale = false       # give less (clip, or coins of records) where a run costs more, not refuse
 
 [lifetime]          # of all runs together; it can be lowered later, not raised
 epsilon = 10.0

@@ -15,8 +15,8 @@ from fedveil.core.arrays import Ints
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.noise_placement import RoundNoise
+from fedveil.planning.own_budgets import by_coins, restrained, restrained_rule
 from fedveil.planning.plan import Plan
-from fedveil.privacy.budgets import scaled_releases
 from fedveil.privacy.secure_sums.aggregation import COUNT, SecureSums
 from fedveil.run.run import job_of
 from fedveil.run.sums import update_sum
@@ -93,8 +93,9 @@ class Training(Work):
 
     Where the plan has secret coins, the site tosses its own once a round. It trains whatever the
     coin says, and throws the update away if that is no; training that fails adds zero. So neither
-    the time it takes nor a failure tells the coin. `scale` is the share of the clip that the site
-    keeps to, by its owner's policy, so that its own epsilon fits; nobody is told.
+    the time it takes nor a failure tells the coin. `scale` is the share of the clip, or of the bias
+    of its secret batches' coins, that the site keeps to by its owner's policy, so that its own
+    epsilon fits; nobody is told.
     """
 
     def __init__(
@@ -110,11 +111,10 @@ class Training(Work):
         counted = plan.releases(rounds)[0].counted_participations
         super().__init__(document, document.terms(plan), plan.secure_sums, rounds, counted)
         self.plan, self._number, self._randomness = plan, number, randomness
-        self._data = data
+        self._data, self._scale = data, scale
         if plan.federation.featurizer is None:  # features take their time: in the first round
             _ = self._engine
         self._norms: torch.Tensor | None = None  # of this round's update, [1]
-        self._scale = scale
         self._coin = -1, True  # the round that it was tossed for, and what it said
 
     @cached_property
@@ -123,7 +123,9 @@ class Training(Work):
         featurizer, own = self.plan.federation.featurizer, self._data
         if isinstance(featurizer, Featurizer):
             own = with_features(own, featurizer.features)
-        return build_engine(replace(job, federation=_alone(own), isolated=True), threads=1)
+        rule = restrained_rule(self.plan.private_noise, job.rule, self._scale)
+        job = replace(job, rule=rule, federation=_alone(own), isolated=True)
+        return build_engine(job, threads=1)
 
     def schedule(self, number: int) -> list[int] | None:
         return scheduled(self.plan, number)
@@ -138,9 +140,7 @@ class Training(Work):
         return terms_at(self.terms, self._updates(request))
 
     def charged(self, stated: PrivacyTerms) -> PrivacyTerms:
-        if self._scale == 1:
-            return stated
-        (own,) = scaled_releases([stated.release], self._scale)
+        (own,) = restrained(self.plan.private_noise, [stated.release], self._scale)
         return replace(stated, release=own)
 
     def row(self, request: Message) -> Ints:
@@ -195,7 +195,9 @@ class Training(Work):
         Whatever they are, what leaves is clipped and noisy.
         """
         weights = weights_of(data, self.plan.layout.size)
-        alone, shape = np.zeros(1, np.int64), updates.pipeline.scaled(self._scale)
+        alone, shape = np.zeros(1, np.int64), updates.pipeline
+        if not by_coins(self.plan.private_noise):
+            shape = shape.scaled(self._scale)
         number, sampling = updates.round_number, self.plan.sampling
         request = RoundRequest(weights, alone, number, shape)
         if self._coin[0] != number:  # one coin for whatever the round asks, and none for the next

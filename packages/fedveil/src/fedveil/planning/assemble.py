@@ -355,7 +355,7 @@ def with_batch(recipe: Recipe, federation: Federation) -> Recipe:
     secret = rate is not None
     if training.batches is not None:
         secret = one_of(BatchKind)("training.batches", training.batches) is BatchKind.POISSON
-    elif entry.secret_batches and size is not None and size * clients < records:
+    elif rate is None and entry.secret_batches and size and size * clients < records:
         secret = recipe.privacy.adjacency in (None, Adjacency.ZERO_OUT)
     if secret:
         if size is None and rate is None:

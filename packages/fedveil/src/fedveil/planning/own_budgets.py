@@ -1,14 +1,19 @@
-"""Budgets of their own: clients that clip to less, and persons whose coins are rarer.
+"""Budgets of their own: clients that clip to less, and persons or sites whose coins are rarer.
 
 Which client or person asks for less than the run's epsilon, and for how little, is public and fixed
 before the first round: a recipe names clients (`privacy.budgets`), or a column of the table gives
 everybody's (`privacy.epsilon_column`). The run's own epsilon is the largest.
+
+A client gives a share of what others give. Where its update is protected, that is a share of the
+clip. Where records or persons are, by secret batches, it is a share of their coins' bias: no
+gradient is clipped to less, and all units of the client have the smaller epsilon.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,15 +24,19 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.noise_placement import Bounded, NoisePlacement
+from fedveil.privacy.accounting import account
 from fedveil.privacy.budgets import (
     largest_rate,
     largest_scale,
     rated_guarantee,
-    scaled_guarantee,
+    rated_releases,
+    scaled_releases,
 )
-from fedveil.privacy.releases import PrivacyModel
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.rounding import at_most
 from fedveil.privacy.sampling import CappedPoisson, FixedSize
+from fedveil.training.client.local_training import LocalTraining
 
 Rates = tuple[tuple[float, float], ...]  # own epsilons, rising, and the rates that keep to them
 
@@ -47,8 +56,8 @@ def own_scales(
         delta: Of everybody's guarantee.
 
     Returns:
-        Shares in (0, 1], `[clients]`; None without budgets. A client without a budget of its own,
-        or with one above the run's, keeps the whole clip.
+        Shares in (0, 1], `[clients]`, of the clip or of the coins' bias; None without budgets. A
+        client without a budget of its own, or with one above the run's, gives all.
 
     Raises:
         PrivacyRefusal: No proof covers a smaller clip of single clients here.
@@ -57,8 +66,9 @@ def own_scales(
     federation = noise.facts.federation
     owners = range(federation.clients) if federation.owners is None else federation.owners
     places = {str(owner): place for place, owner in enumerate(owners)}
-    if federation.own_epsilons is not None and model.unit is Unit.CLIENT:
-        if federation.train.persons is not None:
+    persons = federation.train.persons is not None
+    if federation.own_epsilons is not None and (model.unit is Unit.CLIENT or not persons):
+        if persons:
             raise ConfigError(
                 "privacy.epsilon_column: the epsilons are persons' own, and this run protects "
                 "clients. Set privacy.unit to person, or leave the person column out."
@@ -89,7 +99,7 @@ def own_scales(
 
 
 def own_scale(noise: NoisePlacement, epsilon: float, model: PrivacyModel, delta: float) -> float:
-    """Return the largest share of the clip with which one client keeps to its own epsilon.
+    """Return the largest share with which one client keeps to its own epsilon.
 
     Args:
         noise: The fitted noise of the run, with all of its rounds.
@@ -98,18 +108,68 @@ def own_scale(noise: NoisePlacement, epsilon: float, model: PrivacyModel, delta:
         delta: Of everybody's guarantee.
     """
     check_scalable(noise)
-    return largest_scale(
-        noise.releases(noise.facts.rounds), epsilon=epsilon, **_account(noise, model, delta)
-    )
+    if (model.contributions or 1) > 1:
+        raise PrivacyRefusal(
+            "budgets of single clients with privacy.sites_per_person above 1: a person may be at "
+            "another one as well, which gives more",
+            "use one epsilon, or let each person be at one client",
+        )
+    releases, terms = noise.releases(noise.facts.rounds), _account(noise, model, delta)
+    if not by_coins(noise):
+        return largest_scale(releases, epsilon=epsilon, **terms)
+    usual = _rate(noise)
+    rate = largest_rate(releases, epsilon=epsilon, **terms)
+    # A little less: the bias is worked out again from the share.
+    return 1.0 if rate == usual else rate / usual * (1 - 2.0**-50)
+
+
+def by_coins(noise: NoisePlacement) -> bool:
+    """Whether a client that gives a share has rarer coins, instead of a smaller clip."""
+    return noise.bounded is Bounded.GRADIENT and noise.facts.local.batch_rate is not None
+
+
+def restrained(noise: NoisePlacement, releases: Iterable[Release], share: float) -> list[Release]:
+    """Return releases of this noise as they concern a client that gives a share."""
+    if share == 1:
+        return list(releases)
+    if by_coins(noise):
+        return rated_releases(list(releases), share * _rate(noise))
+    return scaled_releases(list(releases), share)
+
+
+def restrained_rule(
+    noise: NoisePlacement, rule: LocalTraining, shares: Sequence[float] | float
+) -> LocalTraining:
+    """Return the local training of clients that give shares `[clients]`, or all the same one.
+
+    A share of the clip is no matter of local training: it is kept by what leaves a client.
+    """
+    if not by_coins(noise):
+        return rule
+    own = np.asarray(shares, np.float64) * _rate(noise)
+    numbers = noise.facts.federation.train.persons
+    if own.ndim and rule.per_person and numbers is not None:
+        spans = noise.facts.federation.persons
+        asked = np.inf if rule.own_rates is None else rule.own_rates
+        least = np.broadcast_to(asked, int(numbers.max()) + 1).copy()
+        np.minimum.at(least, numbers[spans.starts[:-1]], np.repeat(own, spans.sizes))
+        own = least
+    return replace(rule, own_rates=own)
+
+
+def _rate(noise: NoisePlacement) -> float:
+    return noise.facts.local.batch_rate or 1.0
 
 
 def check_scalable(noise: NoisePlacement) -> None:
-    """Refuse budgets of single clients where a smaller clip of theirs is not what is bounded."""
-    if noise.bounded is not Bounded.UPDATE or noise.count is not None:
+    """Refuse budgets of single clients where neither a smaller clip nor rarer coins keep them."""
+    if not by_coins(noise) and (noise.bounded is not Bounded.UPDATE or noise.count is not None):
         raise PrivacyRefusal(
             "budgets of single clients with this method: they are kept by clipping the client's "
-            "update to less, and here something else is bounded or counted as well",
-            "use one clip on updates (dp-fedavg without privacy.clip_quantile), or one epsilon",
+            "update to less or by rarer secret coins, and here something else is bounded or "
+            "counted as well",
+            "use one clip on updates (dp-fedavg without privacy.clip_quantile), secret batches "
+            "(training.batches poisson), or one epsilon",
         )
     if isinstance(noise.facts.sampling, FixedSize | CappedPoisson):
         raise PrivacyRefusal(
@@ -134,8 +194,11 @@ def own_rates(noise: NoisePlacement, model: PrivacyModel, delta: float) -> Rates
         PrivacyRefusal: Samples are not secret, or single records are protected.
         ConfigError: An epsilon cannot be met.
     """
-    brought = noise.facts.federation.own_epsilons
-    if brought is None or model.unit is Unit.CLIENT:
+    federation = noise.facts.federation
+    brought, persons = federation.own_epsilons, federation.train.persons
+    if brought is None or model.unit is Unit.CLIENT or persons is None:
+        return ()
+    if not (brought < np.inf).any():  # everybody takes the run's
         return ()
     if model.unit is Unit.RECORD or noise.facts.local.batch_rate is None:
         raise PrivacyRefusal(
@@ -171,24 +234,35 @@ def own_epsilons(
     delta: float,
 ) -> Iterator[str]:
     """Yield a sentence for each group of clients or persons with a budget of its own."""
-    releases, terms = noise.releases(noise.facts.rounds), _account(noise, model, delta)
     template = (
         "Budgets of their own are public and were set without looking at data: for {} of {} {}s, "
         "{}, epsilon is {}. Averages lean towards {}s with larger budgets."
     )
     for scale, count in sorted(Counter(scales or ()).items()):
         if scale < 1:
-            epsilon = at_most(scaled_guarantee(releases, scale, **terms).epsilon)
+            found = own_guarantee(noise, scale, model, delta)
             how = f"which clip to {at_most(scale)} of the clip"
+            if by_coins(noise):
+                how = f"whose {model.unit}s' coins have bias {at_most(scale * _rate(noise))}"
+            epsilon = at_most(found.epsilon)
             yield template.format(count, len(scales or ()), "client", how, epsilon, "client")
     brought = noise.facts.federation.own_epsilons
     if brought is None:
         return
+    releases, terms = noise.releases(noise.facts.rounds), _account(noise, model, delta)
     for level, rate in rates:
         epsilon = at_most(rated_guarantee(releases, rate, **terms).epsilon)
         how = f"whose coins have bias {at_most(rate)}"
         count = int(np.count_nonzero(brought == level))
         yield template.format(count, len(brought), "person", how, epsilon, "person")
+
+
+def own_guarantee(
+    noise: NoisePlacement, share: float, model: PrivacyModel, delta: float
+) -> Guarantee:
+    """Account the whole run for a client that gives a share."""
+    listed = restrained(noise, noise.releases(noise.facts.rounds), share)
+    return account([*listed, *noise.facts.bought], privacy_model=model, delta=delta)
 
 
 def _account(noise: NoisePlacement, model: PrivacyModel, delta: float) -> dict[str, Any]:

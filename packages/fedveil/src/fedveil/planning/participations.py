@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.errors import PrivacyRefusal
+from fedveil.planning.own_budgets import restrained
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
@@ -68,7 +69,5 @@ def _cost(plan: Plan, count: int, uses: int, scale: float) -> float:
         mechanism = release.mechanism
         if isinstance(mechanism, NoisyGradients | GridGradients):
             mechanism = replace(mechanism, record_uses=uses)
-        if scale < 1:
-            mechanism = mechanism.scaled(scale)
-        releases.append(Release(mechanism, Everyone(), count, release.uses))
+        releases += restrained(noise, [Release(mechanism, Everyone(), count, release.uses)], scale)
     return account(releases, privacy_model=plan.privacy_model, delta=plan.guarantee.delta).epsilon

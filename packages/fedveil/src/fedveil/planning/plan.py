@@ -46,6 +46,7 @@ from fedveil.planning.own_budgets import (
     own_rates,
     own_scales,
     rates_of,
+    restrained_rule,
 )
 from fedveil.planning.resolve import (
     check_sums,
@@ -141,8 +142,8 @@ class Plan(Displayed):
         declared: What else the guarantee takes to be public, a sentence each.
         unprotected: What else was taken from the protected data, a sentence each.
         trusted_parts: Classes of others, "package.module:Class", that the guarantee may rest on.
-        scales: The share of the clip that each client keeps to by a budget of its own,
-            `[clients]`; None: all keep to the whole clip.
+        scales: The share of the clip, or of its secret batches' coins, that each client keeps to
+            by a budget of its own, `[clients]`; None: all give everything.
         rates: Epsilons that persons bring, rising, each with the bias of the coins that keeps to
             it.
     """
@@ -338,7 +339,11 @@ class Plan(Displayed):
     def local(self) -> LocalTraining:
         """The local training of a client, with any noise that belongs into its steps."""
         local = self.method.local if self.noise is None else self.noise.local
-        return replace(local, own_rates=self._own_rates()) if self.rates else local
+        if self.rates:
+            local = replace(local, own_rates=self._own_rates())
+        if self.scales is None:
+            return local
+        return restrained_rule(self.private_noise, local, self.scales)
 
     def _own_rates(self) -> Array:
         return rates_of(self.federation, self.rates, self.method.local.batch_rate or 0.0)
@@ -427,7 +432,8 @@ def plan(
         trusted_parts: Classes of others, as "package.module:Class", whose proofs you vouch for. A
             method with other parts that are not fedveil's is not certified.
         budgets: Epsilons of single clients below the run's, by name (by number where the data name
-            nobody). Each of them clips its updates to as much less as its own epsilon needs.
+            nobody). Each of them clips its updates to as much less as its own epsilon needs,
+            or, where batches are secret, draws its records by rarer coins.
             Epsilons that clients or persons bring with their data
             (`Federation.from_arrays(epsilons=...)`) are kept in the same way; persons' secret coins
             are then rarer.

@@ -11,6 +11,7 @@ import torch
 
 from fedveil.core.randomness import Randomness
 from fedveil.methods.parts.noise_placement import RoundNoise
+from fedveil.planning.own_budgets import by_coins
 from fedveil.planning.plan import Plan
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.secure_sums.dropouts import Dropouts
@@ -47,7 +48,7 @@ class Senders:
         add, scales = np.ones(len(clients), np.bool_), np.ones(len(clients))
         if not total.elsewhere and sampling.coin_rate < 1:
             add[:] = [sampling.coin(randomness, number, int(client)) for client in clients]
-        if not total.elsewhere and plan.scales is not None:
+        if not total.elsewhere and plan.scales is not None and not by_coins(plan.private_noise):
             scales = np.array(plan.scales)[clients]
         return cls(add, scales)
 

@@ -72,15 +72,22 @@ def step_counts(sizes: Ints, rule: LocalTraining) -> Ints:
     return batches_per_epoch(sizes, rule) * np.int64(rule.epochs or 0)
 
 
-def coin_rates(federation: Federation, rule: LocalTraining, client: int) -> Rate:
+def coin_rates(federation: Federation | None, rule: LocalTraining, client: int) -> Rate:
     """Return the bias of the secret coins of one client's records or persons.
 
-    `rule.own_rates` `[persons]` gives persons, by number, that ask for less than the run's epsilon
-    rarer coins. Nobody's is above `rule.batch_rate`.
+    `rule.own_rates` gives those that ask for less than the run's epsilon rarer coins: `[persons]`,
+    by number, where persons are protected, and else `[clients]`; or one number for all. Nobody's
+    is above `rule.batch_rate`.
     """
-    usual, numbers = rule.batch_rate or 0.0, federation.train.persons
-    if rule.own_rates is None or numbers is None:
+    usual = rule.batch_rate or 0.0
+    if rule.own_rates is None:
         return usual
+    if np.ndim(rule.own_rates) == 0:
+        return min(float(rule.own_rates), usual)
+    if not rule.per_person:
+        return min(float(rule.own_rates[client]), usual)
+    if federation is None or (numbers := federation.train.persons) is None:
+        raise RuntimeError("rates of single persons need the federation")
     spans = federation.persons
     first, last = spans.offsets[client : client + 2]
     own: Rate = np.minimum(rule.own_rates[numbers[spans.starts[first:last]]], usual)
@@ -153,11 +160,8 @@ def _poisson_batches(
     place in it, so that nobody else's coin depends on a record. Whatever comes is a batch, an empty
     one as well.
     """
-    steps, rates = step_counts(sizes, rule), [rule.batch_rate or 0.0] * len(clients)
-    if rule.own_rates is not None:
-        if federation is None:
-            raise RuntimeError("rates of single persons need the federation")
-        rates = [coin_rates(federation, rule, int(client)) for client in clients]
+    steps = step_counts(sizes, rule)
+    rates = [coin_rates(federation, rule, int(client)) for client in clients]
     drawn = [
         np.flatnonzero(stream.coins(int(size), rate))
         for client, size, count, rate in zip(clients, sizes, steps, rates, strict=True)

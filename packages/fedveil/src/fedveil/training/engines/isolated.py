@@ -68,8 +68,12 @@ def isolated_federation(federation: Federation, client: int) -> Federation:
 
 def isolated_job(job: Job, client: int) -> Job:
     """Return the job for this client alone; it keeps its number in all that is drawn for it."""
+    rule = job.rule
+    if np.ndim(rule.own_rates) and not rule.per_person:
+        rule = replace(rule, own_rates=rule.own_rates[client])
     return replace(
         job,
+        rule=rule,
         federation=isolated_federation(job.federation, client),
         randomness=job.randomness.of_client(client),
         isolated=True,
