@@ -14,6 +14,7 @@ from tests.paths import ROOT
 from fedveil.cli import main
 from fedveil.data.sources import SOURCES
 from fedveil.methods.registry import method_of
+from fedveil.planning.unread import refuse_unread
 from fedveil.training.models.zoo import MODELS
 from fedveil.training.server.smoothing import smooth
 from fedveil_lab.reproduction import runs
@@ -41,6 +42,7 @@ def test_every_case_is_a_recipe_that_makes_a_method(experiment: Experiment, scal
     for case in cases if experiment.run is None else ():
         recipe = recipe_of(case, 0)
         assert method_of(recipe).rounds == recipe.training.rounds
+        refuse_unread(recipe)
         assert recipe.model.name in MODELS
         assert case.data.source in SOURCES
         if isinstance(case.noise, Claimed | Certified):
@@ -288,6 +290,10 @@ def test_list_names_every_table_and_figure_within_eighty_columns(
         (["liang-tabel-1"], "liang-table-1"),
         (["liang-table-1", "--seeds", "0"], "--seeds"),
         (["liang-table-1", "--report", "--results", "nowhere"], "--report"),
+        (["fu-table-3", "--set", "nothing=1"], "nothing"),
+        (["fu-table-3", "--set", "epsilon=0"], "epsilon"),
+        (["hu-figure-7", "--set", "model=none"], "model"),
+        (["fu-table-3", "--set", "training.weighting=examples"], "training.weighting"),
     ],
 )
 def test_bad_requests_are_answered_in_one_line(

@@ -166,6 +166,16 @@ def test_a_key_that_nothing_reads_is_refused_by_its_name(method, values):
         planned(method, values)
 
 
+@pytest.mark.parametrize("off", ["training.penalty", "training.sparsity"])
+def test_zero_switches_a_part_of_a_method_off(off):
+    assert not same(planned("bounded-sparse", {off: 0.0}), plain("bounded-sparse"))
+
+
+def test_a_method_that_is_told_its_own_defaults_stays_what_it_is():
+    told = {"training.penalty": 0.4, "training.sparsity": 0.7}
+    assert same(planned("bounded-sparse", told), plain("bounded-sparse"))
+
+
 def test_keys_about_files_are_refused_beside_a_named_source():
     recipe = recipes.parse({}, (), {"data.source": "digits", "data.label": "income"})
     with pytest.raises(fv.ConfigError, match=r"data\.label"):

@@ -14,7 +14,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any
 
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.report.store import Outcome
 from fedveil_lab.reproduction.case import Case, Label
 
@@ -169,14 +169,19 @@ def _cases(
                 settings = {key: value for key, value in chosen.items() if "." not in key}
                 case = _made(make, scale, {**common, **recipe}, settings)
                 found.setdefault((case.labels, json.dumps(case.settings())), case)
+    keys = {key: value for key, value in given.items() if "." in key}
     for case in found.values():
-        for key, value in given.items():
-            if "." in key and dict(case.values).get(key) != value:
-                known = ", ".join(k for k in signature(make).parameters if k not in _NOT_SETTINGS)
+        for key, value in keys.items():
+            if dict(case.values).get(key) != value:
                 raise ConfigError(
                     f"--set {key}: the page decides it for {case.described()!r}. Set what it "
-                    f"follows from: {known}"
+                    f"follows from: {_settings_of(make)}"
                 )
+        if keys and "run" not in page:
+            from fedveil.planning.unread import refuse_unread
+            from fedveil_lab.reproduction.run_case import recipe_of
+
+            refuse_unread(recipe_of(case, 0))
     return tuple(found.values())
 
 
@@ -186,15 +191,23 @@ _NOT_SETTINGS = ("scale", "recipe", "labels", "published", "seeds", "best")
 def _made(
     make: Callable[..., Case], scale: Scale, recipe: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Case:
-    names = signature(make).parameters
     for name in settings:
-        if name not in names:
-            known = ", ".join(k for k in names if k not in _NOT_SETTINGS)
+        if name not in signature(make).parameters:
             raise ConfigError(
                 f"--set {name}: the cases of this page have no such setting. Give a recipe key, as "
-                f"training.rounds, or one of {known}"
+                f"training.rounds, or one of {_settings_of(make)}"
             )
-    return make(scale, recipe, **settings)
+    try:
+        return make(scale, recipe, **settings)
+    except FedveilError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        told = ", ".join(f"{name} = {value}" for name, value in settings.items())
+        raise ConfigError(f"--set: the page has no case with {told} ({error!r})") from None
+
+
+def _settings_of(make: Callable[..., Case]) -> str:
+    return ", ".join(name for name in signature(make).parameters if name not in _NOT_SETTINGS)
 
 
 def _grid(block: Mapping[str, Any], change: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -45,7 +45,8 @@ def bounded_sparse(
     sparsity: LUS's c, the share of each tensor's entries that is set to zero (0.7). Zero switches
     either off; other arguments as of `dp_fedavg`.
     """
-    if penalty == 0 == others.setdefault("sparsity", 0.7):
+    sparsity = others.setdefault("sparsity", 0.7)
+    if penalty == sparsity == 0:
         raise ConfigError("training.penalty, training.sparsity: with neither, use method dp-fedavg")
     made = dp_fedavg(local=local, clip=clip, penalty=penalty, **others)
     return replace(made, name="bounded-sparse")

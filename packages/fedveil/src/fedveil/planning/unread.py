@@ -99,7 +99,7 @@ def _another(value: Any) -> Any:
         return not value
     if isinstance(value, int):
         return value + 1
-    return 0.75 * value if isinstance(value, float) else f"not {value}"
+    return 0.75 * value or 0.25 if isinstance(value, float) else f"not {value}"
 
 
 def _method(recipe: Recipe) -> Any:
