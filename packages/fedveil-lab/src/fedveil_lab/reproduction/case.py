@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
 from fedveil.data.sources import SOURCES, load
 from fedveil.data.sources.files import available
+from fedveil.tune.proxy import of_clients
 
 Label = str | int | float
 Measure = Literal["train_loss", "gradient_norm", "update_norms"]
@@ -138,7 +138,10 @@ def federation_of(data: Data) -> Federation:
     """Load the federation that a case trains on. Who owns what is the same for every seed."""
     settings: dict[str, Any] = dict(data.settings)
     federation = load(data.source, data.partition, **settings)
-    return _shuffled(federation) if data.shuffled else federation
+    if not data.shuffled:
+        return federation
+    # In a random order, drawn once and for all.
+    return of_clients(federation, np.random.default_rng(0).permutation(federation.clients))
 
 
 def at_hand(data: Data) -> bool:
@@ -172,22 +175,6 @@ def federation_digest(data: Data) -> str:
     return digest.hexdigest()
 
 
-def _shuffled(federation: Federation) -> Federation:
-    """Return the same clients in a random order, drawn once and for all."""
-    return _of_clients(federation, np.random.default_rng(0).permutation(federation.clients))
-
-
 def first_clients(federation: Federation, clients: int) -> Federation:
     """Return the federation of its first clients alone, with all its test examples."""
-    return _of_clients(federation, np.arange(min(clients, federation.clients)))
-
-
-def _of_clients(federation: Federation, order: NDArray[np.int64]) -> Federation:
-    starts, sizes = federation.offsets[:-1], federation.sizes
-    rows = np.concatenate([np.arange(starts[c], starts[c] + sizes[c]) for c in order])
-    return replace(
-        federation,
-        train=federation.train.take(rows),
-        offsets=np.concatenate([[0], np.cumsum(sizes[order])]),
-        owners=None if federation.owners is None else federation.owners[order],
-    )
+    return of_clients(federation, np.arange(min(clients, federation.clients)))

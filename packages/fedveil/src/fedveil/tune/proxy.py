@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.assignment import generator, offsets_of
@@ -101,7 +103,13 @@ def some_clients(federation: Federation, clients: int, seed: int) -> Federation:
     if clients >= federation.clients:
         return federation
     draw = generator(seed, "some clients")
-    chosen = np.sort(draw.choice(federation.clients, size=clients, replace=False))
+    return of_clients(
+        federation, np.sort(draw.choice(federation.clients, size=clients, replace=False))
+    )
+
+
+def of_clients(federation: Federation, chosen: npt.NDArray[np.integer[Any]]) -> Federation:
+    """Return the federation of these clients, in this order, with all its other examples."""
     rows = [np.arange(federation.offsets[i], federation.offsets[i + 1]) for i in chosen]
     owners = None if federation.owners is None else federation.owners[chosen]
     return replace(
