@@ -166,6 +166,7 @@ def test_what_drowns_is_left_out_and_said_and_a_label_that_drowns_is_asked_for(
     federation = from_table(path, label="calm", holdout="clients", **given)
     assert federation.encoder is not None
     assert set(federation.encoder.columns) == {"even"}
-    assert any("left out" in note and note.endswith(": 1.") for note in federation.notes)
+    assert set(federation.left_out) == {"wild"}
+    assert any("left out" in note and "'wild'" in note for note in federation.notes)
     with pytest.raises(ConfigError):
         from_table(path, label="wild", holdout="clients", **given)

@@ -148,7 +148,8 @@ def test_with_a_schema_inputs_depend_on_the_schema_alone(people, tmp_path):
     assert FROM_DATA_NOTE not in federation.notes
     notes = " ".join(federation.notes)
     assert "public schema alone" in notes
-    assert "'comment', 'country'" in notes
+    assert set(federation.left_out) == {"id", "comment", "country"}
+    assert all(repr(name) in notes for name in federation.left_out)
     # Values are clipped to the range: 50 and 60 count as 40.
     assert column(federation, "age").max() == 1.0
     assert column(federation, "since").min() == -1.0
@@ -586,4 +587,8 @@ def test_free_text_and_row_numbers_are_no_inputs_unless_asked_for(unit):
     given = {"label": "y", "client_column": "who", "classes": ("a", "b")}
     found = from_table(table, **given, offer=offer)
     assert set(found.encoder.columns) == {"zip", "job"}
-    assert any("'patient_id'" in note for note in found.notes)
+    # One truth: the reason in the note is the reason in the table of columns.
+    assert set(found.left_out) == {"patient_id", "notes"}
+    (said,) = (note for note in found.notes if "left out" in note and "'patient_id'" in note)
+    assert all(f"{name!r} ({why})" in said for name, why in found.left_out.items())
+    assert "noise" not in found.left_out["patient_id"]

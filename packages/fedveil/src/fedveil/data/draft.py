@@ -188,19 +188,18 @@ def guess(column: Column) -> Column:
 
 def draft_inputs(
     rows: Rows, taken: Collection[str | None], bins: int | None
-) -> tuple[dict[str, Column], list[str]]:
+) -> tuple[dict[str, Column], dict[str, str], list[str]]:
     """Draft all columns but those that are taken.
 
     Returns:
-        The inputs by name, and sentences on what was decided.
+        The inputs by name, why each other column is none, and sentences on what was decided.
     """
     drafts = {n: rows.column(n, bins) for n in rows.table.column_names if n not in taken}
     columns = {name: one.column for name, one in drafts.items() if one.column is not None}
     gaps = {name: rows.table.column(name).null_count for name in columns}
     dates = [repr(name) for name, column in columns.items() if column.kind is Kind.DATE]
     notes = []
-    if dropped := [f"{n!r} ({one.why_not})" for n, one in drafts.items() if one.column is None]:
-        notes.append(f"Columns left out: {some(dropped)}.")
+    left_out = {name: one.why_not for name, one in drafts.items() if one.column is None}
     if missing := [f"{name!r} ({count})" for name, count in gaps.items() if count]:
         notes.append(
             f"Missing values in {some(missing)}: numbers became the mean, and an input of its "
@@ -208,7 +207,8 @@ def draft_inputs(
         )
     if dates:
         notes.append(f"Dates became days since 1970-01-01: {some(dates)}.")
-    return columns, notes + [f"{n!r}: {one.remark}." for n, one in drafts.items() if one.remark]
+    notes += [f"{name!r}: {one.remark}." for name, one in drafts.items() if one.remark]
+    return columns, left_out, notes
 
 
 def taken_from_data(columns: Mapping[str, Column]) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -101,6 +101,8 @@ class Federation(Displayed):
     featurizer: Callable[[Array], Array] | None = None  # made the inputs of stored examples
     encoder: TableEncoder | None = None  # how rows of a table became examples
     bought: Bought | None = None  # noisy statistics that made it; part of every guarantee
+    # Why each column of a table that is no input is none.
+    left_out: Mapping[str, str] = field(default_factory=dict)
     verified: bool = False  # unusable examples were marked before
     public: bool = False  # somebody declared that its rows are known to everybody
     # Most usable examples of a person, at all clients together: declared, and enforced by a cap.

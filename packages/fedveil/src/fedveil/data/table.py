@@ -70,6 +70,7 @@ BOUGHT_NOTE = (
     "values of categories share inputs by their hash; a row whose label was not found contributes "
     "nothing."
 )
+PUBLIC_NOTE = "Inputs are scaled by the public schema alone."
 UNUSABLE_NOTE = (
     "A row whose label is missing or does not fit the schema, or with too few or too many cells, "
     "stays where it is and contributes nothing. A row without a client belongs to nobody and is "
@@ -131,6 +132,7 @@ class _Described:
         notes: Sentences on what was decided.
         unprotected: What was taken from the rows without noise.
         bought: What statistics of the columns have cost.
+        left_out: Why each column that is no input is none.
     """
 
     encoder: TableEncoder
@@ -138,6 +140,7 @@ class _Described:
     notes: tuple[str, ...]
     unprotected: tuple[str, ...]
     bought: Bought | None
+    left_out: Mapping[str, str]
 
 
 def from_table(
@@ -297,6 +300,7 @@ def from_table(
         target_scaling=encoder.target_scaling,
         encoder=encoder,
         bought=found.bought,
+        left_out=found.left_out,
         unprotected=found.unprotected + federation.unprotected,
         verified=True,
     )
@@ -395,10 +399,10 @@ def _described(
         wanted = list(dict.fromkeys((*wanted, *asked.labels, *asked.named)))
         rows = pieces(asked.source, wanted, "in the schema", client=asked.client)
         table = next(rows)
-        unused = [repr(name) for name in names if name not in {*public, *wanted}]
-        said = f" Not in it and not used: {some(unused)}." if unused else ""
-        scaled = f"Inputs are scaled by the public schema alone.{said}"
-        notes = [UNUSABLE_NOTE, BOUGHT_NOTE if bought else scaled]
+        said = "not bought, or drowned in the noise" if bought else "not in the schema"
+        left_out = {name: said for name in names if name not in {*public, *wanted}}
+        left_out |= {name: "ignored by the schema" for name in public if name not in wanted}
+        notes = [UNUSABLE_NOTE, BOUGHT_NOTE if bought else PUBLIC_NOTE]
         if guesses := sum(columns[name].guess for name in used):
             unprotected = (
                 f"{counted(guesses)} of the schema are guesses from the rows that nobody has "
@@ -409,19 +413,17 @@ def _described(
         statistics = _buy(asked, table, offer)
         columns, bought = {**statistics.columns, **asked.known}, statistics.bought
         _check_bought_label(asked, columns, offer)
-        drowned = statistics.summaries.keys() - columns.keys() - set(asked.labels)
-        said = (
-            "Columns left out because most of their votes drown in the noise, or nearly all of "
-            f"their texts differ: {len(drowned)}."
-        )
-        notes = [UNUSABLE_NOTE, BOUGHT_NOTE, said]
-        ids = [name for name in table.column_names if is_identifier(name)]
-        if unused := [repr(name) for name in ids if name not in {*columns, *asked.named, label}]:
-            notes.append(f"Left out, because they are named like row numbers: {some(unused)}.")
+        left_out = _not_offered(asked, table)
+        left_out |= {
+            name: "nearly all its texts differ" if one.classes else "votes on it drown in the noise"
+            for name, one in statistics.summaries.items()
+            if one.column is None and name not in asked.labels
+        }
+        notes = [UNUSABLE_NOTE, BOUGHT_NOTE]
     else:
         table = read_table(asked.source, client=asked.client, strict=True)
         taken = (*asked.labels, *asked.named, *asked.known)
-        drafted, notes = draft_inputs(_to_draft(asked, table), taken, asked.bins)
+        drafted, left_out, notes = draft_inputs(_to_draft(asked, table), taken, asked.bins)
         columns = {**drafted, **asked.known}
         notes = [*_gaps(table, asked), *notes, FROM_DATA_NOTE]
         unprotected = taken_from_data(columns)
@@ -434,7 +436,9 @@ def _described(
     roles = (*asked.labels, *asked.named)
     inputs = {name: column for name, column in columns.items() if name not in roles}
     if not inputs:
-        raise _no_inputs(asked, f" ({notes[0].rstrip('.')})" if public is None else "")
+        raise _no_inputs(asked, left_out)
+    if left_out:
+        notes.append(_left_out_note(left_out))
     inputs = inputs if asked.bins is None else with_cuts(inputs, asked.bins)
     for name, column in inputs.items():
         check_stored(path, name, table.column(name), column, "the schema says")
@@ -463,7 +467,8 @@ def _described(
     if target.kind is not Kind.NUMBER:  # only numbers have a decimal mark
         target = replace(target, decimal=None)
     encoder = TableEncoder(inputs, asked.labels, target)
-    return _Described(encoder, whole, (*notes, _label_note(encoder)), unprotected, bought)
+    notes.append(_label_note(encoder))
+    return _Described(encoder, whole, tuple(notes), unprotected, bought, left_out)
 
 
 def _to_draft(asked: _Asked, table: Any) -> Rows:
@@ -485,7 +490,12 @@ def _label_note(encoder: TableEncoder) -> str:
     )
 
 
-def _no_inputs(asked: _Asked, why: str = "") -> ConfigError:
+def _left_out_note(left_out: Mapping[str, str]) -> str:
+    return f"Columns left out: {some([f'{name!r} ({why})' for name, why in left_out.items()])}."
+
+
+def _no_inputs(asked: _Asked, left_out: Mapping[str, str]) -> ConfigError:
+    why = f" ({_left_out_note(left_out).rstrip('.')})" if left_out else ""
     return ConfigError(
         f"{asked.path}: no column besides {asked.labels[0]!r} can be used as an input{why}"
     )
@@ -577,18 +587,11 @@ def _buy(asked: _Asked, table: Any, offer: Offer) -> Statistics:
     owners = pa.chunked_array([np.zeros(table.num_rows, np.int64)])
     if asked.client is not None:
         owners = _client_names(asked.path, asked.client, table.column(asked.client))
-    # What a column's stored type cannot be read as is seen without its rows.
-    lists = asked.labels if asked.separator is not None else ()
-    wanted = [
-        name
-        for name in table.column_names
-        if name not in (*asked.named, *asked.known)
-        and not is_index(name)
-        and (name in asked.labels or not is_identifier(name))
-        and (not unreadable(table.column(name)) or (name in lists and is_list(table.column(name))))
-    ]
+    left_out = _not_offered(asked, table)
+    taken = {*asked.named, *asked.known, *left_out}
+    wanted = [name for name in table.column_names if name not in taken]
     if not {*wanted, *asked.known} - set(asked.labels):  # before anything is paid
-        raise _no_inputs(asked)
+        raise _no_inputs(asked, left_out)
     named = pc.is_valid(owners)  # the others belong to nobody
     cells = {
         name: joined(table.column(name), asked.separator or "").filter(named) for name in wanted
@@ -597,6 +600,21 @@ def _buy(asked: _Asked, table: Any, offer: Offer) -> Statistics:
     mark = decimal_mark(asked.source)
     found = buy(cells, asked.labels[0], codes, offer, mark, asked.separator, asked.quantity)
     return replace(found, bought=replace(found.bought, client_column=asked.client))
+
+
+def _not_offered(asked: _Asked, table: Any) -> dict[str, str]:
+    """Return why columns are not bought, as their names and stored types say without any row."""
+    lists = asked.labels if asked.separator is not None else ()
+    found = {}
+    for name in table.column_names:
+        values = table.column(name)
+        if name in (*asked.named, *asked.known):
+            continue
+        if is_index(name) or (is_identifier(name) and name not in asked.labels):
+            found[name] = "named like row numbers"
+        elif unreadable(values) and not (name in lists and is_list(values)):
+            found[name] = f"{values.type} values"
+    return found
 
 
 def _check_bought_label(asked: _Asked, columns: Mapping[str, Column], offer: Offer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -44,17 +43,13 @@ def columns_of(
     encoder = federation.encoder
     if encoder is None or data.file is None:
         return []
-    notes = " ".join(federation.notes)
-    reasons = dict(re.findall(r"'([^']*)' \(([^)]*)\)", notes.partition("Columns left out: ")[2]))
-    otherwise = "votes on it drown in the noise" if "drown in the noise" in notes else "left out"
-    otherwise = "not in the schema" if data.schema is not None else otherwise
     roles = {data.client_column: "names the client", data.person_column: "names the person"}
     roles |= dict.fromkeys(encoder.labels, "the label")
     columns = []
     for name in column_names(Path(data.file)):
         column = encoder.columns.get(name)
         if column is None:
-            use = roles.get(name) or f"not used: {reasons.get(name, otherwise)}"
+            use = roles.get(name) or f"not used: {federation.left_out.get(name, 'left out')}"
             columns.append({"column": name, "kind": "", "inputs": 0, "use": use})
             continue
         use = _scale(column) if scales else "input"
