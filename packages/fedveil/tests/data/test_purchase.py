@@ -92,7 +92,7 @@ def test_a_budget_buys_statistics_and_a_schema_that_carries_their_cost(
 
 
 @pytest.mark.parametrize(
-    "given", [("--person-column", "who"), ("--unit", "client"), ("--label-separator", ";")]
+    "given", [("--unit", "person"), ("--unit", "client"), ("--label-separator", ";")]
 )
 def test_statistics_refuse_what_they_would_not_keep_to(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, str]

@@ -10,6 +10,7 @@ import pytest
 
 import fedveil as fv
 from fedveil.core.errors import ConfigError
+from fedveil.core.units import Unit
 from fedveil.data.public_facts import public_facts
 
 SCHEMA = {
@@ -53,7 +54,7 @@ def test_a_line_of_another_length_is_an_unusable_row_of_its_client(
     again = public_facts(tmp_path / "rows.csv", "who")
     assert (usual.notes, usual.unprotected) == (odd.notes, odd.unprotected)
     assert facts.clients == again.clients == 3
-    assert facts._rows() == again._rows() == 6
+    assert facts.units(Unit.RECORD) == again.units(Unit.RECORD) == 6
     first, second = _parts(usual), _parts(odd)
     assert (first[0], first[2]) == (second[0], second[2])
     assert np.array_equal(odd.train.usable, [True, True, False, True, True, True])

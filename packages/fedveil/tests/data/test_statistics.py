@@ -22,7 +22,17 @@ from fedveil.core.units import Adjacency, Entropy, Trust, Unit
 from fedveil.data import dp_schema, statistics
 from fedveil.data.dp_schema import Offer, affordable, buy
 from fedveil.data.schema import Column, Kind
-from fedveil.data.statistics import GRID, ROW, Range, Voters, range_of, spread_votes, threshold
+from fedveil.data.statistics import (
+    BINS,
+    GRID,
+    ROW,
+    Range,
+    Voters,
+    coarse_codes,
+    range_of,
+    spread_votes,
+    threshold,
+)
 from fedveil.privacy.accounting import account
 from fedveil.privacy.mechanisms import NoisySelection, NoisyVotes
 from fedveil.privacy.releases import PrivacyModel, Release
@@ -75,6 +85,7 @@ class World:
         self.sums: list[Any] = []
         self._first, self._offer, seen = first, offer, []
         votes = Voters.votes
+        self._whole = ROW if offer.unit is Unit.RECORD else GRID
 
         def noted(voters: Voters, codes: Any, bins: int) -> Any:
             found = votes(voters, codes, bins)
@@ -95,7 +106,7 @@ class World:
         return total
 
     def _share(self, stream: object, count: int, std: float) -> Any:
-        self.stds.append(std * math.sqrt(self._offer.shares) / ROW)
+        self.stds.append(std * math.sqrt(self._offer.shares) / self._whole)
         return np.zeros(count, np.int64)
 
     def _range(self, votes: Any, std: float, units: float) -> Range:
@@ -103,18 +114,25 @@ class World:
         return self.ranges[-1] if self._first is None else self._first.ranges[len(self.ranges) - 1]
 
 
-@pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.RECORD])
-@pytest.mark.parametrize("seed", range(12))
-def test_one_unit_moves_the_votes_by_no_more_than_was_accounted(unit: Unit, seed: int) -> None:
-    """The program against its own claim: a replaced record, or client, moves what enters the noise
-    by at most the sensitivity that each release is charged with."""
+OFFERED = [
+    (unit, trust)
+    for unit in (Unit.CLIENT, Unit.PERSON, Unit.RECORD)
+    for trust in (Trust.CENTRAL, Trust.DISTRIBUTED)
+]
+
+
+@pytest.mark.parametrize(("unit", "trust"), OFFERED)
+@pytest.mark.parametrize("seed", range(8))
+def test_one_unit_moves_the_votes_by_no_more_than_was_accounted(
+    unit: Unit, trust: Trust, seed: int
+) -> None:
+    """The program against its own claim: a replaced record, person or client moves what enters the
+    noise by at most the sensitivity that each release is charged with."""
     draw = np.random.default_rng(seed)
     rows, width = int(draw.integers(2, 60)), int(draw.integers(1, 6))
     clients = np.unique(np.sort(draw.integers(0, 5, rows)), return_inverse=True)[1]
     by_row = unit is Unit.RECORD
-    offer = Offer(
-        unit, Trust.DISTRIBUTED if by_row else Trust.CENTRAL, 7.0, 1e-6, int(clients.max()) + 1, 1
-    )
+    offer = Offer(unit, trust, 7.0, 1e-6, int(clients.max()) + 1, 1)
     one = {f"c{i}": cells(draw, rows) for i in range(width)}
     two = {name: list(values) for name, values in one.items()}
     changed = [int(draw.integers(rows))] if by_row else np.flatnonzero(clients == clients[0])
@@ -127,14 +145,14 @@ def test_one_unit_moves_the_votes_by_no_more_than_was_accounted(unit: Unit, seed
         first, second = second, World(table, clients, offer, second)
     assert first is not None
     assert second is not None
-    model = PrivacyModel(unit, Adjacency.REPLACE, offer.trust)
+    most = 1 if unit is Unit.PERSON else None
+    model = PrivacyModel(unit, Adjacency.REPLACE, offer.trust, contributions=most)
     assert first.paid.releases[:2] == second.paid.releases[:2]
     for place, release in enumerate(first.paid.releases[:2]):
         moved = float(np.linalg.norm(first.sums[place] - second.sums[place]))
         step: Any = step_of(release, model)
-        allowed = (
-            1 / step.noise if not by_row else step.l2 / step.share_std / math.sqrt(step.shares)
-        )
+        in_shares = trust is Trust.DISTRIBUTED
+        allowed = step.l2 / step.share_std / math.sqrt(step.shares) if in_shares else 1 / step.noise
         assert first.stds[0] == second.stds[0]
         assert moved / first.stds[0] <= allowed * (1 + 1e-12)
 
@@ -453,18 +471,28 @@ def test_statistics_are_for_the_run_they_were_bought_for(hospitals: Path) -> Non
     assert set(federation.bought.releases) <= set(planned.guarantee.releases)
 
 
-@pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.RECORD])
-@pytest.mark.parametrize("trust", list(Trust))
-def test_what_is_not_proved_is_not_offered(unit: Unit, trust: Trust) -> None:
-    """Clients behind a trusted aggregator, records in a secure sum, or records of one owner who
-    adds the noise itself; nothing else."""
-    offered = [(Unit.CLIENT, Trust.CENTRAL), (Unit.RECORD, Trust.DISTRIBUTED)]
-    for shares in (1, 2):
-        if (unit, trust) in offered or (unit, trust, shares) == (Unit.RECORD, Trust.LOCAL, 1):
-            Offer(unit, trust, 8.0, 1e-6, shares)
-            continue
-        with pytest.raises(fv.PrivacyRefusal, match="not offered"):
-            Offer(unit, trust, 8.0, 1e-6, shares)
+@pytest.mark.parametrize("unit", list(Unit))
+@pytest.mark.parametrize("shares", [1, 2])
+def test_nobody_buys_from_owners_who_add_all_noise_themselves(unit: Unit, shares: int) -> None:
+    """Unless there is one alone, whose rows or persons are protected."""
+    if unit is not Unit.CLIENT and shares == 1:
+        Offer(unit, Trust.LOCAL, 8.0, 1e-6, shares)
+        return
+    with pytest.raises(fv.PrivacyRefusal, match="not offered"):
+        Offer(unit, Trust.LOCAL, 8.0, 1e-6, shares)
+
+
+def test_a_bin_far_from_all_others_is_no_range() -> None:
+    """Noise lifts some of hundreds of empty bins of hundreds of purchases above four deviations. A
+    scale that reached there would be useless, and the model with it."""
+    draw, std = np.random.default_rng(0), 60.0
+    votes = np.zeros(BINS)
+    filled = coarse_codes(pa.chunked_array([[1500.0, 2200.0, 2900.0]]), ".")
+    votes[filled] = 1600.0
+    for _ in range(300):
+        found = range_of(votes + std * draw.standard_normal(BINS), std, 4800.0).coarse
+        assert found is not None
+        assert 300 < found.edges[0] < found.edges[-1] < 9000
 
 
 def test_nothing_is_bought_for_a_table_without_inputs() -> None:

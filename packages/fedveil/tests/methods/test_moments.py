@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,14 @@ TASKS = [Task.REGRESSION, Task.CLASSIFICATION, Task.MULTI_LABEL]
 NASTY = (0.0, -0.0, 1e-38, 3e38, -3e38, 1.0, 1e4)
 
 
-def statistic(task: Task, *, mean: bool = False, inputs: int = 4, outputs: int = 3) -> Any:
+def statistic(task: Task, *, unit: Unit = Unit.RECORD, inputs: int = 4, outputs: int = 3) -> Any:
     width = 1 if task is Task.REGRESSION else outputs
-    return SecondMoments(inputs, task, width, math.sqrt(1 + inputs), 3.0, mean)
+    return SecondMoments(inputs, task, width, math.sqrt(1 + inputs), 3.0, unit)
 
 
 def sent(compute: SecondMoments, inputs: Any, targets: Any) -> Any:
-    """What a client with these records sends, in grid steps."""
-    return compute(compute.prepare(inputs, targets))
+    """What a client with these records, all of one person, sends in grid steps."""
+    return compute(compute.prepare(inputs, targets), np.array([0, len(inputs)]))
 
 
 def records(task: Task, draw: np.random.Generator, count: int, inputs: int = 4) -> Any:
@@ -52,17 +53,18 @@ def records(task: Task, draw: np.random.Generator, count: int, inputs: int = 4) 
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("unit", list(Unit))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_unit_moves_the_release_further_than_is_accounted(
-    task: Task, mean: bool, seed: int
+    task: Task, unit: Unit, seed: int
 ) -> None:
-    """Records, or whole clients that send means, against the closed form of the docstring."""
+    """Records, or persons and clients with means of theirs, against the docstring's closed form."""
     draw = np.random.default_rng(seed)
-    compute, target = statistic(task, mean=mean), 0.75
+    compute, target = statistic(task, unit=unit), 0.75
+    most = 2 if unit is Unit.RECORD else 9
     longest = 5 * (1 + target**2 / 2) + 2.0**-12
     for _ in range(60):
-        one, two = (records(task, draw, int(draw.integers(1, 9)) if mean else 1) for _ in "ab")
+        one, two = (records(task, draw, int(draw.integers(1, most))) for _ in "ab")
         first, second = (sent(compute, *each) * compute.granularity for each in (one, two))
         assert np.linalg.norm(first) <= longest
         assert np.linalg.norm(first - second) <= math.sqrt(2) * longest
@@ -70,7 +72,7 @@ def test_no_unit_moves_the_release_further_than_is_accounted(
 
 def test_the_bound_is_reached() -> None:
     """Two records that are as far apart as the bound allows: it cannot be made smaller."""
-    compute = SecondMoments(64, Task.REGRESSION, 1, 1e-6, 1.0, False)
+    compute = SecondMoments(64, Task.REGRESSION, 1, 1e-6, 1.0, Unit.RECORD)
     cosine = 0.75**2 / 2  # where the distance is largest
     base, other = np.zeros(64), np.zeros(64)
     base[:32], other[32:] = 1.0, 1.0
@@ -82,6 +84,17 @@ def test_the_bound_is_reached() -> None:
     )
     reached = np.linalg.norm(first - second) / (math.sqrt(2) * 5 * (1 + 0.75**2 / 2))
     assert 0.98 < reached <= 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_client_adds_up_the_means_of_its_persons(task: Task) -> None:
+    draw = np.random.default_rng(2)
+    rows, targets = records(task, draw, 40)
+    compute, spans = statistic(task, unit=Unit.PERSON), np.array([0, 1, 4, 5, 25, 40])
+    expected = sum(
+        sent(compute, rows[start:stop], targets[start:stop]) for start, stop in pairwise(spans)
+    )
+    assert np.array_equal(compute(compute.prepare(rows, targets), spans), expected)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -97,7 +110,7 @@ def test_sums_do_not_depend_on_their_order(task: Task) -> None:
 
 
 def table(rows: int, clients: int, task: Task, seed: int = 0) -> fv.Federation:
-    """A linear truth with a little noise, in inputs of length about one."""
+    """A linear truth with a little noise, in inputs of length about one; three rows a person."""
     draw = np.random.default_rng(seed)
     inputs = draw.normal(size=(rows, 5)).astype(np.float32)
     truth = inputs @ np.array([1.0, -2.0, 0.5, 0.0, 1.5]) / 3 + 0.3
@@ -109,7 +122,9 @@ def table(rows: int, clients: int, task: Task, seed: int = 0) -> fv.Federation:
         targets = np.stack([noisy > 0, noisy > 0.5, inputs[:, 3] > 0], axis=1).astype(np.int64)
     classes = None if task is Task.REGRESSION else 2 if task is Task.CLASSIFICATION else 3
     owners = np.arange(rows) % clients
-    return fv.Federation.from_arrays(inputs, targets, owners, task=task, classes=classes)
+    return fv.Federation.from_arrays(
+        inputs, targets, owners, persons=np.arange(rows) // 3, task=task, classes=classes
+    )
 
 
 def trained(method: fv.Method, federation: fv.Federation, epsilon: float, seed: int | None) -> Any:
@@ -125,7 +140,9 @@ def trained(method: fv.Method, federation: fv.Federation, epsilon: float, seed: 
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("unit", "clients"), [(Unit.RECORD, 4), (Unit.CLIENT, 2000)])
+@pytest.mark.parametrize(
+    ("unit", "clients"), [(Unit.RECORD, 4), (Unit.PERSON, 4), (Unit.CLIENT, 2000)]
+)
 def test_a_linear_truth_is_found(task: Task, unit: Unit, clients: int) -> None:
     federation = table(16_000, clients, task)
     scores, guarantee, _ = trained(moments(unit=unit), federation, 4.0, 0)
@@ -151,11 +168,15 @@ def test_without_noise_it_is_least_squares() -> None:
 @pytest.mark.parametrize(
     ("unit", "trust", "adjacency", "factor"),
     [
-        (Unit.RECORD, Trust.CENTRAL, None, 2),
+        (Unit.RECORD, Trust.CENTRAL, None, 1),
+        (Unit.RECORD, Trust.CENTRAL, Adjacency.REPLACE, 2),
         (Unit.CLIENT, Trust.CENTRAL, Adjacency.ZERO_OUT, 1),
         (Unit.CLIENT, Trust.CENTRAL, Adjacency.REPLACE, 2),
         (Unit.CLIENT, Trust.DISTRIBUTED, Adjacency.REPLACE, 2),
-        (Unit.RECORD, Trust.DISTRIBUTED, None, 2),
+        (Unit.RECORD, Trust.DISTRIBUTED, None, 1),
+        (Unit.RECORD, Trust.DISTRIBUTED, Adjacency.REPLACE, 2),
+        (Unit.PERSON, Trust.DISTRIBUTED, None, 1),
+        (Unit.PERSON, Trust.CENTRAL, Adjacency.REPLACE, 2),
     ],
 )
 def test_it_costs_one_gaussian(
@@ -179,7 +200,8 @@ def test_it_costs_one_gaussian(
 
 
 @pytest.mark.parametrize(
-    ("unit", "clients"), [(Unit.RECORD, 3), (Unit.RECORD, 1), (Unit.CLIENT, 9)]
+    ("unit", "clients"),
+    [(Unit.RECORD, 3), (Unit.RECORD, 1), (Unit.PERSON, 3), (Unit.PERSON, 1), (Unit.CLIENT, 9)],
 )
 def test_a_protected_run_is_certified_and_isolated(unit: Unit, clients: int) -> None:
     """Another client's records, however odd, leave a client's integers as they were."""
@@ -192,7 +214,7 @@ def test_a_protected_run_is_certified_and_isolated(unit: Unit, clients: int) -> 
     inputs = np.array(federation.train.inputs)
     inputs[federation.offsets[1] :] *= 1e30
     other = fv.Federation(
-        fv.Examples(inputs, federation.train.targets),
+        replace(federation.train, inputs=inputs),
         federation.offsets,
         federation.test,
         federation.task,
@@ -235,7 +257,7 @@ def test_what_is_refused() -> None:
     federation = table(300, 3, Task.REGRESSION)
     budget = fv.Budget(epsilon=4.0)
     with pytest.raises(PrivacyRefusal):
-        moments(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT)
+        moments(unit=Unit.RECORD, adjacency=Adjacency.ADD_REMOVE)
     for method, name in (
         (moments(unit=Unit.RECORD, trust=Trust.LOCAL), "linear"),
         (moments(unit=Unit.CLIENT, trust=Trust.LOCAL), "linear"),

@@ -200,7 +200,6 @@ def test_a_recipe_protects_persons(tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"training": {"method": "dp-fedavg"}}, "privacy.unit"),
-        ({"training": {"method": "moments"}}, "moments"),
         ({"privacy": {"unit": "record", "sites_per_person": 2}}, "sites_per_person"),
         ({"privacy": {"unit": "person", "sites_per_person": 0}}, "sites_per_person"),
         ({"privacy": {"unit": "people"}}, "privacy.unit"),

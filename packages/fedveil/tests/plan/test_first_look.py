@@ -237,7 +237,9 @@ def test_a_run_says_nothing_that_it_has_not_paid_for(
         assert code == 0, err
         result = json.loads(out)
         assert result["guarantee"]["certified"], result["guarantee"]["reason"]
-        words = [*result["notes"], *result["guarantee"]["rests_on"]]
+        # Which columns drown in the noise differs from purchase to purchase.
+        notes = [note for note in result["notes"] if not note.startswith("Columns left out")]
+        words = [*notes, *result["guarantee"]["rests_on"]]
         said.append([re.sub(r"\d+", "#", word) for word in words])  # how many inputs is noisy
         for text in (out, err, (folder / "run" / "report.html").read_text()):
             assert "different values" not in text

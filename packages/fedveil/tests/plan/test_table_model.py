@@ -15,7 +15,7 @@ from fedveil.planning.recipe import Recipe
 def chosen(clients: int, **values: Any) -> Recipe:
     given = {"data.file": "t.csv", "data.label": "y", "data.client_column": "who"}
     given |= {name.replace("__", "."): value for name, value in values.items()}
-    facts = PublicFacts(tuple(f"c{i}" for i in range(12)), clients, lambda: 20_000)
+    facts = PublicFacts(tuple(f"c{i}" for i in range(12)), clients, lambda unit: 20_000)
     return with_table_model(recipes.parse({}, (), given), set(given), clients, facts)
 
 

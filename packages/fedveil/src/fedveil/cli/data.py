@@ -27,11 +27,14 @@ _OPTIONS: console.Options = {
     "--label": (str, "schema, statistics: the column to predict"),
     "--label-separator": (str, "schema: between the classes of a cell that names any number"),
     "--client-column": (str, "schema, statistics: the column that says whose row it is"),
-    "--person-column": (str, "schema: the column that says which person a row is of"),
+    "--person-column": (str, "schema, statistics: the column that says which person a row is of"),
     "--output": (Path, "schema: a new file to write it to; statistics: a new folder"),
     "--epsilon": (float, "statistics: the privacy budget"),
     "--delta": (float, "statistics: its small probability (min(1e-5, units^-1.1))"),
-    "--unit": (("record", "client"), "statistics: protect single rows, or whole clients"),
+    "--unit": (
+        ("record", "person", "client"),
+        "statistics: protect single rows, or all rows of a person or a client together",
+    ),
 }
 _SAID = ("name", "what", "clients", "examples", "task", "classes", "licence")
 _DETAILS = ("home", "holdout", "test_fraction", "validation_fraction")
@@ -135,11 +138,6 @@ def _statistics(args: argparse.Namespace) -> int:
 
     if args.epsilon is None:
         raise ConfigError("--epsilon: say how much of the privacy budget to spend, as 1")
-    if args.person_column is not None:
-        raise ConfigError(
-            "--person-column: statistics protect single rows or whole clients, not persons. Give "
-            f"--client-column {args.person_column} --unit client to protect all rows of a person."
-        )
     if args.label_separator is not None:
         raise ConfigError("--label-separator: statistics take cells as they are. Leave it out.")
     path = Path(args.name)
@@ -152,6 +150,7 @@ def _statistics(args: argparse.Namespace) -> int:
         delta=args.delta,
         unit=None if args.unit is None else Unit(args.unit),
         client_column=client,
+        person_column=args.person_column,
         label=args.label,
     )
     columns = {name: entry_of(column) for name, column in statistics.columns.items()}

@@ -41,9 +41,6 @@ MISSED = 0.1  # of delta: for the names of classes that one unit alone has
 _VISIBLE = 25.0  # times a vote's noise that the units' votes must be, to say anything
 
 
-_OFFERED = ((Unit.CLIENT, Trust.CENTRAL), (Unit.RECORD, Trust.DISTRIBUTED))
-
-
 @dataclass(frozen=True)
 class Offer:
     """Terms under which statistics may be bought.
@@ -68,8 +65,7 @@ class Offer:
     def __post_init__(self) -> None:
         check_fields(self, unit=one_of(Unit), trust=one_of(Trust))
         plain_numbers(self)
-        alone = self.trust is Trust.LOCAL and self.unit is Unit.RECORD and self.shares == 1
-        if not alone and (self.unit, self.trust) not in _OFFERED:
+        if self.trust is Trust.LOCAL and (self.unit is Unit.CLIENT or self.shares > 1):
             raise PrivacyRefusal(
                 f"statistics for unit {self.unit} under {self.trust} trust are not offered",
                 "give a schema (fedveil data schema writes a draft)",
@@ -85,14 +81,14 @@ class Bought:
         trust: By whom.
         entropy: Where the noise is from.
         releases: What was released.
-        client_column: The column that named the clients; None: nobody has noted it.
+        named_by: The column that named the protected clients or persons; None: nobody noted it.
     """
 
     unit: Unit
     trust: Trust
     entropy: Entropy
     releases: tuple[Release, ...]
-    client_column: str | None = None
+    named_by: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, unit=one_of(Unit), trust=one_of(Trust), entropy=one_of(Entropy))
@@ -114,18 +110,18 @@ class Bought:
                 "read the table again for this run",
             )
 
-    def check_clients(self, column: str | None) -> None:
-        """Refuse a table with other clients, of which one may have had the votes of many."""
-        noted = self.client_column
-        if self.unit is Unit.CLIENT and noted is not None and noted != column:
+    def check_names(self, client: str | None, person: str | None) -> None:
+        """Refuse a table with other units, of which one may have had the votes of many."""
+        column = person if self.unit is Unit.PERSON else client
+        if self.unit is not Unit.RECORD and self.named_by not in (None, column):
             raise PrivacyRefusal(
-                f"the columns' statistics protect clients as column {noted!r} names them, and this "
-                "run has other clients",
-                "name that column as --client-column, or write a schema of what is public",
+                f"the columns' statistics protect {self.unit}s as column {self.named_by!r} names "
+                f"them, and this run has other {self.unit}s",
+                f"name that column as --{self.unit}-column, or write a schema of what is public",
             )
 
     def to_dict(self) -> dict[str, Any]:
-        noted = {} if self.client_column is None else {"client_column": self.client_column}
+        noted = {} if self.named_by is None else {"named_by": self.named_by}
         return {
             "unit": str(self.unit),
             "trust": str(self.trust),
@@ -140,8 +136,8 @@ class Bought:
             said = (_exchanged(one, _UNSET, None) for one in document["releases"])
             releases = tuple(Release.from_dict(release) for release in said)
             unit, trust = Unit(document["unit"]), Trust(document["trust"])
-            client = document.get("client_column")
-            return cls(unit, trust, Entropy(document["entropy"]), releases, client)
+            named = document.get("named_by")
+            return cls(unit, trust, Entropy(document["entropy"]), releases, named)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"bought statistics: damaged description ({error})") from None
 
@@ -184,7 +180,7 @@ def affordable(offer: Offer, units: int, columns: int) -> bool:
 def buy(
     table: Mapping[str, Any],
     label: str,
-    clients: Ints,
+    units: Ints,
     offer: Offer,
     decimal: str,
     separator: str | None = None,
@@ -197,7 +193,7 @@ def buy(
         label: The column to predict, whose classes are named; where nobody may pick names
             (distributed trust) it is left out if it holds classes: somebody else must declare them.
             Empty, or not in the table: none.
-        clients: Every row's client, `[rows]`.
+        units: Every row's client or person, `[rows]`; not looked at where rows are protected.
         offer: The terms.
         decimal: The decimal mark of numbers in text.
         separator: What stands between the classes of a cell of the label.
@@ -206,7 +202,7 @@ def buy(
     Returns:
         The columns that can be told from noise, what their votes say, and the cost.
     """
-    voters = Voters(None if offer.unit is Unit.RECORD else clients)
+    voters = Voters(None if offer.unit is Unit.RECORD else units)
     randomness, width = Randomness(offer.seed), len(table)
     std = offer.noise * math.sqrt(width)
     names_classes = offer.trust is not Trust.DISTRIBUTED and label in table
@@ -230,9 +226,9 @@ def buy(
         return total.reshape(votes.shape).astype(np.float64) * grid
 
     bins = {} if offer.bins is None else dict.fromkeys(set(table) - {label}, offer.bins)
-    # How many clients there are is public, and stands in the offer; rows are not counted.
-    units = None if offer.unit is Unit.RECORD else offer.shares
-    found = summaries(table, voters, noisy, std, units, decimal, bins)
+    # How many clients there are is public, and stands in the offer; nothing else is counted.
+    known = offer.shares if offer.unit is Unit.CLIENT else None
+    found = summaries(table, voters, noisy, std, known, decimal, bins)
     columns = {name: one.column for name, one in found.items() if one.column is not None}
     dated = label in columns and columns[label].kind is Kind.DATE
     named = label in table and found[label].classes and not quantity
@@ -260,11 +256,18 @@ def releases_of(offer: Offer, width: int, *, names_classes: bool) -> tuple[Relea
 
 
 def _votes(offer: Offer, width: int, size: int) -> Release:
-    """Noisy votes; in a secure sum they are whole, and one record has one in each column."""
+    """Noisy votes; in a secure sum they are whole numbers, and a unit has one in each column."""
     if offer.trust is not Trust.DISTRIBUTED:
         return Release(NoisyVotes(offer.noise), Everyone(), 1)
     clip, std = math.sqrt(width), offer.noise * math.sqrt(width / offer.shares)
-    mechanism = DiscreteGaussianSum(clip, 1.0 / ROW, std, offer.shares, size, rounding_beta=None)
+    mechanism = DiscreteGaussianSum(
+        clip,
+        1.0 / (ROW if offer.unit is Unit.RECORD else GRID),
+        std,
+        offer.shares,
+        size,
+        rounding_beta=None,
+    )
     return Release(mechanism, Everyone(offer.shares), 1)
 
 

@@ -1,9 +1,10 @@
 """Statistics of a table's columns, bought with noise instead of taken from its rows.
 
-Every unit (a row, or a client) votes once in each column: a row for the bin that its cell falls
-into, a client for the bins of all its rows, with shares that add up to one at most. Bins are fixed
-in advance, so one Gaussian on all bins of all columns is a release whose sensitivity is the root of
-the number of columns. Kinds of columns, centres and deviations are made from noisy votes alone.
+Every unit (a row, a person or a client) votes once in each column: a row for the bin that its cell
+falls into, others for the bins of all their rows, with shares that add up to one at most. Bins are
+fixed in advance, so one Gaussian on all bins of all columns is a release whose sensitivity is the
+root of the number of columns. Kinds of columns, centres and deviations are made from noisy votes
+alone.
 
 Two releases find a scale: a coarse one over all magnitudes, and a fine one within the range that
 the coarse one has found. Where most of the fine votes drown in the noise, the scale comes from the
@@ -31,10 +32,11 @@ from fedveil.data.schema import Column, Kind
 
 Floats = npt.NDArray[np.float64]
 
-GRID = 2**20  # a client's whole vote in a column, as an integer
+GRID = 2**20  # the whole vote of a client or person in a column, as an integer
 ROW = 2**6  # a row's vote: shares of many clients' noise stay wide beside the grid
 BUCKETS = 32
 _CLEAR = 4.0  # standard deviations of noise that a bin must stand out by: 3e-5 of empty ones do
+_ALONE = 6.5  # of a bin far from all others, which would stretch the scale: 4e-11 of empty ones do
 FINE = 64  # cells: some equally wide, the others where the coarse votes lie
 _EACH = FINE // 2
 _ENOUGH = 0.5  # of all votes that must stand out from the noise, to say where a column lies,
@@ -56,24 +58,24 @@ Noisy = Callable[[Ints], Floats]  # votes [columns, bins] in units of the grid t
 
 @dataclass(frozen=True)
 class Voters:
-    """Whose vote each row is: every row's own, or its client's."""
+    """Whose vote each row is: every row's own, or its client's or person's."""
 
-    clients: Ints | None  # of each row; None: rows vote by themselves
+    units: Ints | None  # of each row; None: rows vote by themselves
 
     @property
     def whole(self) -> int:
         """The weight of one vote as an integer."""
-        return ROW if self.clients is None else GRID
+        return ROW if self.units is None else GRID
 
     def votes(self, codes: Ints, bins: int) -> Ints:
         """The sum of all votes `[bins]`; `codes` has a bin for every row, -1 for none."""
-        if self.clients is None:
+        if self.units is None:
             return np.bincount(codes[codes >= 0], minlength=bins).astype(np.int64) * ROW
-        sizes = np.bincount(self.clients)
+        sizes = np.bincount(self.units)
         cast = codes >= 0
-        pairs = self.clients[cast].astype(np.int64) * bins + codes[cast]
+        pairs = self.units[cast].astype(np.int64) * bins + codes[cast]
         found, counts = np.unique(pairs, return_counts=True)
-        # Rounded down: a client's shares never add up to more than its whole vote.
+        # Rounded down: a unit's shares never add up to more than its whole vote.
         shares = counts.astype(np.int64) * GRID // sizes[found // bins]
         total = np.zeros(bins, dtype=np.int64)
         np.add.at(total, found % bins, shares)
@@ -202,7 +204,7 @@ def range_of(votes: Floats, std: float, units: float) -> Range:
     numbers, days = votes[_FIRST_NUMBER:_FIRST_DATE], votes[_FIRST_DATE:]
     tried = [(Kind.NUMBER, *_merged(numbers, wide), std * math.sqrt(wide)) for wide in _WIDER]
     for kind, edges, masses, noise in (*tried, (Kind.DATE, _DECADES, days, std)):
-        clear = np.where(masses > _CLEAR * noise, masses, 0.0)
+        clear = np.where(_clear(masses, noise), masses, 0.0)
         found = np.flatnonzero(clear)
         if len(found) and clear.sum() >= enough:
             low, high = found[0], found[-1] + 1
@@ -213,6 +215,13 @@ def range_of(votes: Floats, std: float, units: float) -> Range:
                 clear[[low, high - 1]] += drowned / 2
             return Range(kind, missing, Histogram(edges[low : high + 1], clear[low:high]))
     return Range(Kind.IGNORE, missing)
+
+
+def _clear(masses: Floats, noise: float) -> npt.NDArray[np.bool_]:
+    """Return which bins stand out from the noise; one without a neighbour must do so by more."""
+    clear = np.pad(masses > _CLEAR * noise, 1)
+    beside = clear[:-2] | clear[2:]
+    return clear[1:-1] & (beside | (masses > _ALONE * noise))
 
 
 def _merged(votes: Floats, wide: int) -> tuple[Floats, Floats]:
@@ -332,7 +341,7 @@ def spread_votes(
     names = [str(name) for name in text.dictionary.to_pylist()]
     codes = np.asarray(pc.fill_null(text.indices, -1)).astype(np.int64)
     held = codes >= 0
-    units = rows if voters.clients is None else voters.clients[rows].astype(np.int64)
+    units = rows if voters.units is None else voters.units[rows].astype(np.int64)
     pairs, counts = np.unique(units[held] * max(1, len(names)) + codes[held], return_counts=True)
     votes = np.zeros(len(names), dtype=np.int64)
     owners, places = pairs // len(names), pairs % len(names)

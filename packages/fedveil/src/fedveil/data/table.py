@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedveil.core.errors import ConfigError
-from fedveil.core.units import Trust
+from fedveil.core.units import Trust, Unit
 from fedveil.data.arrow import pa, pc
 from fedveil.data.assignment import Owners
 from fedveil.data.bins import with_cuts
@@ -235,7 +236,7 @@ def from_table(
     if bought is None and schema is not None and BOUGHT in schema:
         bought = Bought.from_dict(schema[BOUGHT])
     if bought is not None:
-        bought.check_clients(client_column)
+        bought.check_names(client_column, person_column)
     known, separator = _declared_labels(path, labels, task, classes, label_separator, public)
     texts = dict.fromkeys(text_columns, Column(Kind.TEXT))
     texts |= {name: one for name, one in (public or {}).items() if one.kind is Kind.TEXT}
@@ -360,7 +361,12 @@ def schema_draft(
 
 
 def table_statistics(
-    path: Path, offer: Offer, *, label: str | None = None, client_column: str | None = None
+    path: Path,
+    offer: Offer,
+    *,
+    label: str | None = None,
+    client_column: str | None = None,
+    person_column: str | None = None,
 ) -> Statistics:
     """Buy statistics of all columns of a table.
 
@@ -369,12 +375,13 @@ def table_statistics(
         offer: The terms.
         label: A column whose classes are named, if it holds classes.
         client_column: The column that names the clients; None: all rows are one owner's.
+        person_column: The column that names the persons, where they are protected.
 
     Returns:
         The statistics.
     """
     labels = ("",) if label is None else _labels(path, label, column_names(path))
-    asked = _Asked(path, labels, client_column)
+    asked = _Asked(path, labels, client_column, person_column)
     return _buy(asked, read_table(path, client=client_column), offer)
 
 
@@ -584,22 +591,42 @@ def _declared_labels(
 
 def _buy(asked: _Asked, table: Any, offer: Offer) -> Statistics:
     """Buy a schema from noisy votes."""
-    owners = pa.chunked_array([np.zeros(table.num_rows, np.int64)])
-    if asked.client is not None:
-        owners = _client_names(asked.path, asked.client, table.column(asked.client))
     left_out = _not_offered(asked, table)
     taken = {*asked.named, *asked.known, *left_out}
     wanted = [name for name in table.column_names if name not in taken]
     if not {*wanted, *asked.known} - set(asked.labels):  # before anything is paid
         raise _no_inputs(asked, left_out)
-    named = pc.is_valid(owners)  # the others belong to nobody
+    named, units = _voters(asked, table, offer.unit)
     cells = {
         name: joined(table.column(name), asked.separator or "").filter(named) for name in wanted
     }
-    codes = _owners(owners.filter(named)).codes
     mark = decimal_mark(asked.source)
-    found = buy(cells, asked.labels[0], codes, offer, mark, asked.separator, asked.quantity)
-    return replace(found, bought=replace(found.bought, client_column=asked.client))
+    found = buy(cells, asked.labels[0], units, offer, mark, asked.separator, asked.quantity)
+    column = asked.person if offer.unit is Unit.PERSON else asked.client
+    return replace(found, bought=replace(found.bought, named_by=column))
+
+
+def _voters(asked: _Asked, table: Any, unit: Unit) -> tuple[Any, npt.NDArray[np.int64]]:
+    """Return which rows vote, and the client or the person of each of them.
+
+    A row without a client or a person belongs to nobody. As in training, a person's rows count at
+    the first of its clients alone, in the order of their names.
+    """
+    rows = table.num_rows
+    owners = Owners(np.zeros(rows, np.int64), np.zeros(1))
+    if asked.client is not None:
+        owners = _owners(_client_names(asked.path, asked.client, table.column(asked.client)))
+    units, named = owners.codes, owners.codes >= 0
+    if unit is Unit.PERSON:
+        if asked.person is None:
+            raise ConfigError(f"{asked.path}: name the column that names the persons")
+        column = table.column(asked.person)
+        units = _owners(names_of(_readable(asked.path, "person", asked.person, column))).codes
+        named &= units >= 0
+        first = np.full(int(units.max(initial=-1)) + 1, len(owners.names))
+        np.minimum.at(first, units[named], owners.codes[named])
+        named &= owners.codes == first[units]
+    return pa.array(named), units[named]
 
 
 def _not_offered(asked: _Asked, table: Any) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Moments: a linear model from one noisy release of second moments.
 
     cohort   everybody, once
-    client   sums x x' and x y' over its records (unit client: takes their mean)
+    client   sums x x' and x y' over its records (unit person: sums their persons' means;
+             unit client: takes their mean)
     server   noisy sum of these -> ridge regression, or discriminant analysis for classes
 
 There are no rounds, no learning rate and no clip to tune, and nothing can diverge: everything after
@@ -25,10 +26,11 @@ between vectors phi are at most 5 times those between (x x', x y') in the Froben
                    <= r^4 + s^4 - 2 t^2 + b^2 (r^2 + s^2) + 2 b^2 t
                    <= 2 + 2 b^2 + max_t (2 b^2 t - 2 t^2) = 2 + 2 b^2 + b^4 / 2 = (2 + b^2)^2 / 2.
 
-So no vector is longer than L = 5 (1 + b^2 / 2), and no two are further apart than sqrt(2) L. A
-client's mean is a convex combination of such vectors, rounded towards zero, and obeys the same two
-bounds. (Rounding may bring two means apart by less than a grid step in each coordinate; L is
-enlarged by that, which is less than 1e-4 of it.)
+So no vector is longer than L = 5 (1 + b^2 / 2), and no two are further apart than sqrt(2) L. The
+mean of a client's or person's records is a convex combination of such vectors, rounded towards
+zero, and obeys the same two bounds. A person counts at the first of its clients alone. (Rounding
+may bring two means apart by less than a grid step in each coordinate; L is enlarged by that, which
+is less than 1e-4 of it.)
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ def _steps(length: float) -> float:
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """The second moments of one client's records: `ClientStatistic`.
+    """The second moments of one client's records or persons: `ClientStatistic`.
 
     Attributes:
         inputs: How many numbers a record has.
@@ -99,7 +101,8 @@ class SecondMoments:
         outputs: How many numbers, classes or labels there are.
         row_norm: The length of `(1, inputs)` that becomes 1; longer records are shortened.
         target_bound: The largest target of a regression, in its stored unit.
-        mean: Whether a client sends the mean over its records, or their sum.
+        unit: Whose moments a client adds up: those of its records, the means of its persons, or
+            the mean of them all.
     """
 
     inputs: int
@@ -107,7 +110,7 @@ class SecondMoments:
     outputs: int
     row_norm: float
     target_bound: float
-    mean: bool
+    unit: Unit
 
     @property
     def size(self) -> int:
@@ -125,18 +128,29 @@ class SecondMoments:
     def prepare(self, inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Ints:
         return np.concatenate([self.rows(inputs), self.labels(targets)], axis=1)
 
-    def __call__(self, records: Ints) -> Ints:
+    def __call__(self, records: Ints, persons: Ints | None = None) -> Ints:
+        if self.unit is not Unit.PERSON:
+            whole = self._sum(records)
+            return whole if self.unit is Unit.RECORD else _mean(whole, len(records))
+        if persons is None:
+            raise ValueError("nobody has said which person each record is of")
+        sizes = np.diff(persons)
+        alone = persons[:-1][sizes == 1]  # their means are sums
+        whole = self._sum(records[alone])
+        for start, size in zip(persons[:-1][sizes > 1], sizes[sizes > 1], strict=True):
+            whole += _mean(self._sum(records[start : start + size]), size)
+        return whole
+
+    def _sum(self, records: Ints) -> Ints:
+        """Return the sum of the records' vectors."""
         total = np.zeros((self.size, self.size + self.outputs), dtype=np.int64)
         for start in range(0, len(records), _ROWS):
             part = records[start : start + _ROWS].astype(np.float64)
             total += (part[:, : self.size].T @ part).astype(np.int64)
         square, mixed = total[:, : self.size], total[:, self.size :]
-        whole = np.concatenate(
+        return np.concatenate(
             [_ONCE * np.diag(square), _TWICE * square[self._above], _ONCE * mixed.ravel()]
         )
-        if self.mean and len(records):
-            whole = np.sign(whole) * (np.abs(whole) // len(records))
-        return whole
 
     @cached_property
     def _above(self) -> tuple[Ints, Ints]:
@@ -186,6 +200,12 @@ class SecondMoments:
             return moments, (products * math.sqrt(self.outputs) + count) / 2
         products = products - products.mean(axis=1, keepdims=True)  # they add up to zero
         return moments, products / self._simplex + count / self.outputs
+
+
+def _mean(whole: Ints, records: int) -> Ints:
+    """Return a sum's mean, rounded towards zero."""
+    found: Ints = np.sign(whole) * (np.abs(whole) // max(1, records))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,11 +364,11 @@ class MomentNoise(SentOnceNoise):
         super().__post_init__()
         check_fields(self, unit=one_of(Unit), ridge=positive)
         check_fields(self, row_norm=optional(positive), target_bound=optional(positive))
-        if self.unit is Unit.RECORD and self.adjacency not in (None, Adjacency.REPLACE):
+        if self.unit is not Unit.CLIENT and self.adjacency is Adjacency.ADD_REMOVE:
             raise PrivacyRefusal(
-                f"moments for unit record under {self.adjacency}: how many records a client has "
-                "is public there",
-                "use privacy.adjacency replace, or leave it out",
+                f"moments for unit {self.unit} under add-remove: how many {self.unit}s there are "
+                "is public here",
+                "use privacy.adjacency zero-out, which costs the same, or replace",
             )
 
     def statistic(self, federation: Federation, module: nn.Module) -> SecondMoments:
@@ -363,7 +383,7 @@ class MomentNoise(SentOnceNoise):
             outputs=layer.outputs,
             row_norm=self.row_norm or math.sqrt(1 + columns),
             target_bound=self.target_bound or bound,
-            mean=self.unit is not Unit.RECORD,
+            unit=self.unit,
         )
         if made.width > _WIDEST:
             raise ConfigError(
@@ -390,20 +410,21 @@ class MomentNoise(SentOnceNoise):
                 "training.class_weights: moments have no loss to weigh. Use method dp-sgd or "
                 "dp-fedavg."
             )
+        usual, clients = self.adjacency or Adjacency.ZERO_OUT, self.facts.clients
         if self.trust is Trust.DISTRIBUTED:
-            usual = Adjacency.REPLACE if self.unit is Unit.RECORD else Adjacency.ZERO_OUT
             return self._in_shares(self.unit, usual)
-        clients = self.facts.clients
-        if self.trust is Trust.LOCAL and (clients > 1 or self.unit is not Unit.RECORD):
+        if self.trust is Trust.LOCAL and (clients > 1 or self.unit is Unit.CLIENT):
             raise PrivacyRefusal(
                 f"moments of {clients} clients for unit {self.unit} under local trust: each would "
                 "add as much noise as all of them together need",
                 "use privacy.trust distributed (secure sum), or central for unit client",
             )
-        adjacency = Adjacency.REPLACE
-        if self.unit is not Unit.RECORD:
-            adjacency = default_adjacency(self.facts, self.adjacency)
-        return PrivacyModel(self.unit, adjacency, self.trust, colluders=self.colluders)
+        if self.unit is Unit.CLIENT:
+            usual = default_adjacency(self.facts, self.adjacency)
+        most = 1 if self.unit is Unit.PERSON else None
+        return PrivacyModel(
+            self.unit, usual, self.trust, colluders=self.colluders, contributions=most
+        )
 
     def undivided(self) -> Mechanism:
         return NoisyMoments(self.facts.noise_multiplier * _LENGTH / _steps(_LENGTH))
@@ -444,10 +465,11 @@ def moments(
     """Make a method that fits a linear model to one noisy release of second moments.
 
     Args:
-        unit: Whether single records are protected, or all records of a client together.
+        unit: Whether single records are protected, or all records of a person or of a client
+            together.
         trust: Who adds noise: everybody a share under a secure sum (`DISTRIBUTED`, usual for
-            records), a trusted aggregator (`CENTRAL`, usual for clients), or a single owner of all
-            records (`LOCAL`).
+            records and persons), a trusted aggregator (`CENTRAL`, usual for clients), or a single
+            owner of all records (`LOCAL`).
         adjacency: The change that is hidden; None takes the usual one for unit and trust.
         colluders: Clients that work with the server; their noise protects nobody.
         honest_shares: How many noise shares are sure to be in the sum.
@@ -461,7 +483,7 @@ def moments(
     Returns:
         The method; `fv.plan` fits it to data.
     """
-    usual = Trust.DISTRIBUTED if unit is Unit.RECORD else Trust.CENTRAL
+    usual = Trust.CENTRAL if unit is Unit.CLIENT else Trust.DISTRIBUTED
     placement = MomentNoise(
         trust or usual,
         adjacency,
@@ -485,7 +507,7 @@ def moments(
     "moments",
     what="a linear model from one noisy sum of second moments; nothing to tune",
     source="after AdaSSP, Wang 2018",
-    protects="one record of one client (or, unit client, all of a client's data)",
+    protects="one record of one client (or, unit person or client, all of its data)",
     towards="everybody; unit client: everybody but the trusted aggregator",
     keys=("privacy.unit", "privacy.public_clients", *CHANGE, *COLLUSION),
     own=(
@@ -504,12 +526,7 @@ def from_recipe(recipe: Recipe) -> Method:
             "server: moments leave one model. Remove server.average and server.schedule."
         )
     unit = Unit.RECORD if privacy.unit is None else one_of(Unit)("privacy.unit", privacy.unit)
-    if unit is Unit.PERSON:
-        raise PrivacyRefusal(
-            "moments bound single records or whole clients, and no proof covers a person between",
-            "use training.method dp-sgd, which clips the mean gradient of a person's records",
-        )
-    usual = Trust.DISTRIBUTED if unit is Unit.RECORD else Trust.CENTRAL
+    usual = Trust.CENTRAL if unit is Unit.CLIENT else Trust.DISTRIBUTED
     return moments(
         unit=unit,
         trust=parts.trust(recipe, usual),

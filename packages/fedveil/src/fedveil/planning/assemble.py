@@ -169,8 +169,8 @@ def with_table_model(
     privacy = recipe.privacy
     Budget(privacy.epsilon or 4.0, privacy.delta)  # refuses what makes no sense before a purchase
     unit = one_of(Unit)("privacy.unit", privacy.unit)
-    units = facts.rows(unit) if unit is Unit.RECORD else clients
-    if unit is Unit.PERSON or (unit is Unit.CLIENT and units < _FEW_CLIENTS):
+    units = clients if unit is Unit.CLIENT else facts.units(unit)
+    if unit is Unit.CLIENT and units < _FEW_CLIENTS:
         return recipe
     if recipe.data.bins is None:
         noise = gaussian_noise(privacy.epsilon or 4.0, privacy.delta or default_delta(units))
@@ -183,28 +183,30 @@ def with_table_model(
     return replace(recipe, training=replace(recipe.training, method="moments", rounds=1))
 
 
-def offer_of(recipe: Recipe, clients: int, rows: Callable[[Unit], int]) -> Offer | None:
+def offer_of(recipe: Recipe, clients: int, count: Callable[[Unit], int]) -> Offer | None:
     """Return the terms for buying a table's statistics with a part of the recipe's budget.
 
     Args:
         recipe: with a budget, and with a method or a unit to protect.
         clients: how many there are, for all to know.
-        rows: counts the rows, where the unit is such that their number is public.
+        count: counts the rows or persons, where the unit is such that their number is public.
 
     Returns:
-        None where there is no epsilon to divide, or no way to buy.
+        None where there is no epsilon to divide, or no way to buy: how many units there are decides
+        about the noise, so it must not be what is hidden.
     """
     privacy, entry = recipe.privacy, METHODS.find(recipe.training.method, "training.method")
-    if not entry.private or privacy.epsilon is None:
+    unit = one_of(Unit)("privacy.unit", privacy.unit or entry.unit)
+    hidden = privacy.adjacency == Adjacency.ADD_REMOVE and unit is not Unit.CLIENT
+    if not entry.private or privacy.epsilon is None or hidden:
         return None
     Budget(privacy.epsilon, privacy.delta)
     if recipe.data.classes:
         _check_weights(recipe.training.class_weights, recipe.data.classes)
     if recipe.data.bins is not None and recipe.data.bins < 2:
         raise ConfigError(f"data.bins: must be at least 2, got {recipe.data.bins}. Leave it out.")
-    unit = one_of(Unit)("privacy.unit", privacy.unit or entry.unit)
     trust = one_of(Trust)("privacy.trust", privacy.trust or entry.trust)
-    delta = privacy.delta or default_delta(rows(unit) if unit is Unit.RECORD else clients)
+    delta = privacy.delta or default_delta(clients if unit is Unit.CLIENT else count(unit))
     twice = 2 if trust is Trust.DISTRIBUTED else 1  # there a replaced record counts twice
     noise = twice * math.sqrt(MOST_RELEASES) / SHARE * gaussian_noise(privacy.epsilon, delta)
     with suppress(PrivacyRefusal):

@@ -71,7 +71,7 @@ def write_ledger(folder: Path, bought: Bought, delta: float) -> None:
 
 def _privacy_model(unit: Unit, trust: Trust) -> PrivacyModel:
     adjacency = Adjacency.ZERO_OUT if unit is Unit.CLIENT else Adjacency.REPLACE
-    return PrivacyModel(unit, adjacency, trust)
+    return PrivacyModel(unit, adjacency, trust, contributions=1 if unit is Unit.PERSON else None)
 
 
 def buy_statistics(
@@ -82,6 +82,7 @@ def buy_statistics(
     delta: float | None = None,
     unit: Unit | None = None,
     client_column: str | None = None,
+    person_column: str | None = None,
     label: str | None = None,
 ) -> tuple[Statistics, Guarantee]:
     """Spend a whole budget on statistics of a table.
@@ -94,8 +95,10 @@ def buy_statistics(
         folder: A new folder for the ledger.
         epsilon: The budget.
         delta: Its small probability; None: min(1e-5, units^-1.1).
-        unit: Protect single rows, or whole clients; None: clients, if there are enough to hide in.
+        unit: Protect single rows, persons or whole clients; None: clients, if there are enough to
+            hide in, or else persons, if there is a column of them.
         client_column: The column that names the clients; None: all rows are one owner's.
+        person_column: The column that names the persons; their rows count at one client each.
         label: A column whose classes are named, if it holds classes.
 
     Returns:
@@ -112,12 +115,14 @@ def buy_statistics(
             f"{path}: whose rows are protected together? Name the column that says it "
             "(--client-column)."
         )
-    facts = public_facts(path, client_column)
-    unit = unit or (Unit.CLIENT if facts.clients >= FEW else Unit.RECORD)
+    facts, alone = public_facts(path, client_column, person_column), Unit.RECORD
+    if person_column is not None:
+        alone = Unit.PERSON
+    unit = unit or (Unit.CLIENT if facts.clients >= FEW else alone)
     trust = Trust.CENTRAL
-    if unit is Unit.RECORD:
+    if unit is not Unit.CLIENT:
         trust = Trust.LOCAL if facts.clients == 1 else Trust.DISTRIBUTED
-    units = facts.rows(unit) if unit is Unit.RECORD else facts.clients
+    units = facts.units(unit)
     budget = Budget(epsilon, delta)
     delta = budget.resolved_delta(units)
     model, width = _privacy_model(unit, trust), len(facts.columns)
@@ -146,6 +151,10 @@ def buy_statistics(
         write_ledger(folder, bought, delta)
 
     statistics = table_statistics(
-        path, replace(offer, pay=pay), label=label, client_column=client_column
+        path,
+        replace(offer, pay=pay),
+        label=label,
+        client_column=client_column,
+        person_column=person_column,
     )
     return statistics, read(folder / LEDGER).guarantee()

@@ -42,6 +42,8 @@ from fedveil.planning.assemble import (
     with_table_model,
 )
 from fedveil.planning.recipe import DataSection, Recipe, with_defaults
+from fedveil.privacy.accountants.exact import gaussian_noise
+from fedveil.privacy.accounting import default_delta
 from fedveil.privacy.rounding import at_most
 from fedveil.run.run import Run, Speed
 from fedveil.training.client.batches import unit_sizes
@@ -70,6 +72,10 @@ _SEEDS = 2  # of every comparison
 _FRESH = (5, 15)  # seeds: all of the first, or most of the last, say whether it can work
 _BETTER = 0.005  # of the logarithm of a loss, by which a change must pay
 _LEARNT = 0.95  # of the constant answer's error: a result above it is hardly a result
+# Of steps on bins, chosen on tables CHOSEN_ON of benchmarks/own_data_peers.py.
+_STEPS_ON_BINS = 40
+_MOMENTUM = 0.8
+_PATH, _PATH_POWER = 3.5, 0.7  # learning rates of all steps together, by units beside the noise
 EFFORT = 30_000.0  # of the search, in about milliseconds
 _BOX = {"rounds": (1.0, 6.0), "reach": (-8.0, 8.0), "stride": (-6.0, 4.0)}  # exponents of two
 _FARTHEST = 8  # of rounds and stride together: what lies beyond takes minutes
@@ -138,10 +144,15 @@ def choose(
         notes += statistics
     federation = federation or federation_of(recipe.data)
     if recipe.training.method == "moments":
+        how = "one noisy sum of second moments"
+        unit = one_of(Unit)("privacy.unit", recipe.privacy.unit)
+        if facts is not None and _trains_in_steps(federation, unit, given):
+            recipe = _with_noisy_steps(recipe, federation, facts.units(unit))
+            how = f"the rows, in {_STEPS_ON_BINS} noisy steps on all of them"
         said = (
             f"Model: numbers are cut into about {recipe.data.bins} bins, and a linear model is "
-            "fitted to one noisy sum of second moments. Nothing was tuned; --set training.method="
-            "dp-sgd (or dp-fedavg) trains in rounds instead."
+            f"fitted to {how}. Nothing was tuned; --set training.method=dp-sgd (or dp-fedavg) "
+            "looks for settings instead."
         )
         return Chosen(recipe, federation, clients, (*notes, said))
     tuned = recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given)
@@ -172,7 +183,7 @@ def _public_facts(data: DataSection) -> PublicFacts | None:
     path = Path(data.file)
     if not by_owner or (path.is_dir() and media_of(path, deep=data.file_labels is not None)):
         return None
-    facts = public_facts(path, data.client_column)
+    facts = public_facts(path, data.client_column, data.person_column)
     drawn = facts.clients if data.clients is None else min(facts.clients, data.clients)
     return replace(facts, clients=drawn)
 
@@ -185,13 +196,13 @@ def _with_statistics(
     if data.schema or data.columns:
         return recipe, federation_of(data), ()
     optional(one_of(("bought", "data")))("data.statistics", data.statistics)
-    offer = offer_of(recipe, clients, facts.rows)
+    offer = offer_of(recipe, clients, facts.units)
     open_rows = replace(data, statistics=None)
     if data.statistics == "data" or offer is None:
         return recipe, federation_of(open_rows), ()
-    units = facts.rows(offer.unit) if offer.unit is Unit.RECORD else clients
+    units = clients if offer.unit is Unit.CLIENT else facts.units(offer.unit)
     if data.statistics is None and not affordable(offer, units, len(facts.columns)):
-        less = "" if offer.unit is Unit.RECORD else ", or protect single rows (--unit record)"
+        less = ", or protect single rows (--unit record)" if offer.unit is Unit.CLIENT else ""
         said = (
             f"{units:,} {offer.unit}s are too few to buy statistics of the columns with noise, so "
             "they are taken from the rows, and the guarantee is not certified; describe the "
@@ -341,6 +352,51 @@ def _with_whole_batches(recipe: Recipe, given: Collection[str]) -> Recipe:
     if training.method != "dp-sgd" or chosen or not linear:
         return recipe
     return replace(recipe, training=replace(training, batch_rate=1.0))
+
+
+def _trains_in_steps(federation: Federation, unit: Unit, given: Collection[str]) -> bool:
+    """Return whether classes of rows or persons are learnt by gradients instead of moments.
+
+    Gradients see the true curvature of the loss, which in moments is noise where rows are few.
+    """
+    classes = federation.task is Task.CLASSIFICATION and federation.encoder is not None
+    return classes and unit is not Unit.CLIENT and "training.method" not in given
+
+
+def _with_noisy_steps(recipe: Recipe, federation: Federation, units: int) -> Recipe:
+    """Return the recipe of a logistic regression on bins by few noisy gradients of all rows.
+
+    Each of `columns` has one input that is 1, so that every row has the same length and its
+    gradient is known to be about as long. How far the model may go follows from the units' signal
+    beside the noise.
+
+    Args:
+        recipe: With a unit of record or person.
+        federation: A table of classes.
+        units: How many rows or persons there are; public.
+    """
+    privacy = recipe.privacy
+    epsilon = privacy.epsilon or 4.0
+    signal = units / gaussian_noise(epsilon, privacy.delta or default_delta(units))
+    square = 1.0 + len(federation.encoder.columns if federation.encoder else federation.features)
+    path = _PATH * signal**_PATH_POWER
+    rate = 2 / square * (1 - _MOMENTUM) * path / _STEPS_ON_BINS
+    chosen = replace(
+        recipe,
+        method={},  # moments had settings of their own
+        training=replace(
+            recipe.training,
+            method="dp-sgd",
+            rounds=_STEPS_ON_BINS,
+            learning_rate=short(rate),
+            batch_rate=1.0,
+        ),
+        privacy=replace(privacy, clip_norm=short(math.sqrt(square))),
+        server=replace(
+            recipe.server, momentum=_MOMENTUM, average=Average.TAIL.value, average_setting=0.5
+        ),
+    )
+    return with_defaults(chosen)
 
 
 class TableSpace(Space):

@@ -53,10 +53,10 @@ def whom_to_protect_follows_from_labels() -> Any:
     """Thirty clients, of whom one has no label, are too few to protect clients by default."""
     real = defaults.public_facts
 
-    def facts(path: Any, client_column: str) -> Any:
+    def facts(path: Any, client_column: str, *more: Any) -> Any:
         whole = read_table(path, client=client_column)
         known = whole.filter(pc.is_valid(whole.column("y"))).column(client_column)
-        return replace(real(path, client_column), clients=pc.count_distinct(known).as_py())
+        return replace(real(path, client_column, *more), clients=pc.count_distinct(known).as_py())
 
     return patch.object(defaults, "public_facts", facts)
 

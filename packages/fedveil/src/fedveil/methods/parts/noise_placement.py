@@ -245,9 +245,13 @@ class NoisePlacement(ABC):
 
     def _in_shares(self, unit: Unit, usual: Adjacency) -> PrivacyModel:
         """Protected from a server that sees noisy sums alone, by the noise shares in them."""
-        adjacency, honest = self.adjacency or usual, self.counted_shares
         return PrivacyModel(
-            unit, adjacency, Trust.DISTRIBUTED, colluders=self.colluders, honest_shares=honest
+            unit,
+            self.adjacency or usual,
+            Trust.DISTRIBUTED,
+            colluders=self.colluders,
+            honest_shares=self.counted_shares,
+            contributions=1 if unit is Unit.PERSON else None,
         )
 
     @property

@@ -26,6 +26,7 @@ from fedveil.core.arguments import (
 from fedveil.core.arrays import Ints
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
+from fedveil.core.units import Unit
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.grid import snap_conditional, snap_rows
@@ -51,6 +52,11 @@ class ClientStatistic(Protocol):
         """The step of the grid, a power of two."""
         ...
 
+    @property
+    def unit(self) -> Unit:
+        """Whom it bounds: under unit person, all records of each of a client's persons."""
+        ...
+
     def prepare(self, inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Ints:
         """Return usable records of any clients as whole numbers, each by itself, bit for bit.
 
@@ -63,8 +69,13 @@ class ClientStatistic(Protocol):
         """
         ...
 
-    def __call__(self, records: Ints) -> Ints:
-        """Return the statistic `[width]`, in grid steps, of one client's prepared records."""
+    def __call__(self, records: Ints, persons: Ints | None = None) -> Ints:
+        """Return the statistic `[width]`, in grid steps, of one client's prepared records.
+
+        Args:
+            records: What `prepare` returned.
+            persons: Under unit person, person `i` has `records[persons[i]:persons[i + 1]]`.
+        """
         ...
 
 

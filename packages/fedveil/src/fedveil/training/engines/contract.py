@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedveil.core.arguments import settle
 from fedveil.core.randomness import Randomness
+from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
 from fedveil.data.unusable import without_unusable
 from fedveil.training.client.batches import client_sizes
@@ -62,9 +63,12 @@ class Job:
         readable = with_readable(self.module, federation, federation.train)
         if readable is not federation.train:
             federation = replace(federation, train=readable, verified=True)
-        clip = self.rule.gradient_clip
-        if clip is not None and clip.sites_per_person is not None:
-            federation = federation.at_sites(clip.sites_per_person)
+        clip, statistic = self.rule.gradient_clip, self.pipeline.statistic
+        sites = None if clip is None else clip.sites_per_person
+        if statistic is not None and statistic.unit is Unit.PERSON:
+            sites = 1
+        if sites is not None:
+            federation = federation.at_sites(sites)
         if not self.rule.per_example:
             federation = without_unusable(federation)
         settle(self, federation=federation)

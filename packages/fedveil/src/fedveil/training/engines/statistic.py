@@ -7,6 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from fedveil.core.arrays import Ints
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Unit
+from fedveil.data.federation import Examples
 from fedveil.training.client.update_pipeline import Block
 from fedveil.training.engines.contract import Cohort, Job, RoundRequest, task_of
 
@@ -22,6 +26,15 @@ def _groups(sizes: Cohort) -> Iterator[tuple[int, int]]:
             start, held = place, 0
         held += size
     yield start, len(sizes)
+
+
+def _spans(train: Examples, rows: Cohort) -> Ints:
+    """Return where each person's records begin among a client's, and where the last ones end."""
+    if train.persons is None:
+        raise ConfigError("unit person: nobody has said which person each record is of")
+    number = train.persons[rows]
+    first = np.flatnonzero(np.diff(number, prepend=-1))  # a client's persons stand together
+    return np.append(first, len(rows))
 
 
 class StatisticEngine:
@@ -53,8 +66,12 @@ class StatisticEngine:
             inputs = federation.model_inputs(train.inputs[rows])
             records = statistic.prepare(inputs, train.targets[rows])
             ends = np.cumsum([len(own) for own in owned])[:-1]
-            for place, own in enumerate(np.split(records, ends), start):
-                whole = torch.from_numpy(statistic(own))
+            of_persons = [
+                None if statistic.unit is not Unit.PERSON else _spans(train, own) for own in owned
+            ]
+            parts = zip(np.split(records, ends), of_persons, strict=True)
+            for place, (own, persons) in enumerate(parts, start):
+                whole = torch.from_numpy(statistic(own, persons))
                 if task.job.pipeline.granularity is None:
                     whole = whole.double() * statistic.granularity
                 yield Block(np.array([place]), whole[None], none, none, none)
