@@ -42,12 +42,12 @@ def noise_of_the_first_clip() -> Any:
 
 
 @plant(150)
-def half_of_the_shares() -> Any:
-    """Only every other client of a secure sum adds its noise share."""
+def a_share_that_is_missing() -> Any:
+    """One client of a secure sum adds no noise, and is counted with all others."""
     real = RoundNoise.protect
 
     def protect(self: RoundNoise, total: Any, clients: Any) -> Any:
-        return real(self, total, clients[: (len(clients) + 1) // 2])
+        return real(self, total, clients[: max(1, len(clients) - 1)])
 
     return patch.object(RoundNoise, "protect", protect)
 
