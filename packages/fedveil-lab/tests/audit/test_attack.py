@@ -14,7 +14,6 @@ import pytest
 from scipy.stats import norm
 
 from fedveil.cli import main
-from fedveil.cli.load_guarantee import guarantee_of
 from fedveil.core.errors import ConfigError
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
@@ -22,6 +21,7 @@ from fedveil.planning.plan import Plan
 from fedveil.privacy.distinguishing import attack_on
 from fedveil.report.gallery import _published, gallery
 from fedveil.report.page import attack_tables
+from fedveil.run.guarantees import guarantee_of
 from fedveil_lab.audit.attack.attack import attack
 from fedveil_lab.audit.attack.membership import _curve, _lira, membership
 

@@ -14,7 +14,7 @@ from tests.settings import TUNED
 from tests.shell import Shell
 
 from fedveil.cli import main
-from fedveil.cli.report import document_of
+from fedveil.report.facts import document_of
 from fedveil.report.page import page
 from fedveil.report.scores import NAMES, useless
 

@@ -18,7 +18,7 @@ from tests.settings import TUNED
 from tests.shell import Shell
 
 from fedveil.cli import main
-from fedveil.cli.report import document_of
+from fedveil.report.facts import document_of
 
 SMALL = ["--set", "training.rounds=6", "--set", "training.rate=0.3", "--set", "data.clients=40"]
 

@@ -17,7 +17,6 @@ from scipy.stats import binom
 from tests.methods.reference import federation
 
 import fedveil as fv
-from fedveil.cli.load_guarantee import recipe_of
 from fedveil.core.arrays import Ints
 from fedveil.core.randomness import Randomness
 from fedveil.planning.assemble import federation_of, plan_of
@@ -25,6 +24,7 @@ from fedveil.planning.recipe import parse, with_defaults
 from fedveil.privacy.sampling import SecretPoisson
 from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE
 from fedveil.run.aggregator import _InTheOpen
+from fedveil.run.guarantees import recipe_of
 
 masked = pytest.importorskip("fedveil_federation.secagg.masked")
 

@@ -123,7 +123,7 @@ def test_no_value_of_the_data_is_in_the_report(public: bool, tmp_path: Path) -> 
 
 def test_what_a_report_does_not_name_cannot_get_into_it(run: Path, tmp_path: Path) -> None:
     """Whatever else is in the files of a run: a newer version's figures, or a simulation's."""
-    from fedveil.cli.report import document_of
+    from fedveil.report.facts import document_of
 
     canary = 0.87654321
     kept = {name: (run / name).read_text() for name in ("metrics.jsonl", "result.json")}
@@ -153,7 +153,7 @@ def test_bad_runs_are_one_line(tmp_path: Path, capsys: Capture, run: Path) -> No
 
 
 def test_an_audit_and_the_constant_answer_are_shown_where_there_are_any(run: Path) -> None:
-    from fedveil.cli.report import document_of
+    from fedveil.report.facts import document_of
     from fedveil.report.page import page
 
     (facts,) = embedded(run / "report.html")["runs"]

@@ -246,8 +246,8 @@ def _show_rounds(home: HubHome, name: str, shown: int) -> int:
 
 
 def _document(home: HubHome, queue: Queue, name: str) -> dict[str, Any]:
-    from fedveil.cli.load_guarantee import guarantee_of
     from fedveil.run.directory import METRICS, metrics, read_result
+    from fedveil.run.guarantees import guarantee_of
 
     path = home.runs / name
     guarantee, progress = guarantee_of(path)

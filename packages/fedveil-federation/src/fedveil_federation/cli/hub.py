@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.cli import console
-from fedveil.cli.run import result_of, write_report
+from fedveil.cli.report import write_report
 
 if TYPE_CHECKING:
     from fedveil.planning.recipe import Recipe
@@ -88,6 +88,8 @@ def _start(args: argparse.Namespace) -> int:
 
 def finish(run: Run, recipe: Recipe) -> None:
     """Write what `fedveil run` leaves behind: model, result and report."""
+    from fedveil.report.result import result_of
+
     result_of(run, recipe, 0.0)
     if run.directory is not None:
         write_report(run.directory.path)

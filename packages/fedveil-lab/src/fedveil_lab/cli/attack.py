@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.cli.load_guarantee import recipe_of
 from fedveil.core.arguments import interval
+from fedveil.core.canonical import plain
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.rounding import at_most
+from fedveil.run.guarantees import recipe_of
 
 if TYPE_CHECKING:
     from fedveil_lab.audit.attack.attack import Attack
@@ -105,7 +106,7 @@ def _write(found: Attack, name: str, folder: Path) -> list[Path]:
         written.append(folder / f"{title}.png")
         written[-1].write_bytes(picture)
     written.append(folder / "attack.json")
-    document = json.dumps(console.plain(found.to_dict()), indent=2)
+    document = json.dumps(plain(found.to_dict()), indent=2)
     written[-1].write_text(document + "\n", encoding="utf-8")
     return written
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.cli import console
-from fedveil.cli.load_guarantee import recipe_of
 from fedveil.core.arguments import interval
+from fedveil.core.canonical import plain
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.rounding import at_least, at_most
+from fedveil.run.guarantees import recipe_of
 
 if TYPE_CHECKING:
     from fedveil_lab.audit.audit import Audit
@@ -57,7 +58,7 @@ def execute(args: argparse.Namespace) -> int:
     )
     path = args.report or (run / "audit.json" if run else Path(f"audit-{args.recipe.stem}.json"))
     if found.refuted or run:
-        document = json.dumps(console.plain(found.to_dict()), indent=2)
+        document = json.dumps(plain(found.to_dict()), indent=2)
         path.write_text(document + "\n", encoding="utf-8")
     if found.refuted:
         console.complain(f"{found.refuted}; the audit is in {path}")

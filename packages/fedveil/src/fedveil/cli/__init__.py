@@ -8,7 +8,6 @@ import re
 import sys
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import NamedTuple, NoReturn
 
 from fedveil.cli import console
@@ -40,6 +39,8 @@ class Command(NamedTuple):
 @cache
 def _installed() -> dict[str, Command]:
     """Return the commands of installed packages, from the entry-point group `fedveil.commands`."""
+    from importlib.metadata import entry_points  # brings e-mail and zip files
+
     installed: dict[str, Command] = {}
     for entry in sorted(entry_points(group="fedveil.commands")):
         for name, text in entry.load().COMMANDS.items():
@@ -54,10 +55,16 @@ def commands() -> dict[str, Command]:
     That package has a dictionary `COMMANDS` (name to help line) and one module a command. A name
     that this package uses cannot be taken over.
     """
-    builtin = {name: Command(text, f"fedveil.cli.{name}") for name, text in COMMANDS.items()}
-    return builtin | {
-        name: command for name, command in _installed().items() if name not in builtin
+    return {name: Command(text, f"fedveil.cli.{name}") for name, text in COMMANDS.items()} | {
+        name: command for name, command in _installed().items() if name not in COMMANDS
     }
+
+
+def command_of(name: str) -> Command | None:
+    """Return a command by name. Installed packages are not looked at for this package's own."""
+    if name in COMMANDS:
+        return Command(COMMANDS[name], f"fedveil.cli.{name}")
+    return _installed().get(name)
 
 
 # Commands that need a package which may not be installed, and its name.
@@ -121,7 +128,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(version("fedveil"))
         return 0
     name = arguments[0]
-    if name not in commands():
+    command = command_of(name)
+    if command is None:
         from difflib import get_close_matches
 
         if name in _ELSEWHERE:
@@ -135,13 +143,13 @@ def _dispatch(arguments: list[str]) -> int:
         raise ConfigError(f"unknown command {name!r}: {hint}")
     args = parser_of(name).parse_args(arguments[1:])
     with progress.hidden(getattr(args, "quiet", False)):
-        code: int = import_module(commands()[name].module).execute(args)
+        code: int = import_module(command.module).execute(args)
     return code
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a command; the reference pages are made from it too."""
-    command = commands()[name]
+    command = command_of(name) or commands()[name]
     parser = _Parser(prog=f"fedveil {name}", description=command.help)
     import_module(command.module).configure(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")

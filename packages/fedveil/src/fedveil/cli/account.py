@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil.cli.load_guarantee import guarantee_of, unfinished, way_to_certify
+    from fedveil.run.guarantees import guarantee_of, unfinished, way_to_certify
 
     if args.paper is not None:
         compare = extension("fedveil.papers", "account")

@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     if args.source is not None:
         refuse_beside(args)
-        from fedveil.cli.load_guarantee import guarantee_of
+        from fedveil.run.guarantees import guarantee_of
 
         planned, _ = guarantee_of(args.source, args.epsilon)
         title = f"For {args.source}"

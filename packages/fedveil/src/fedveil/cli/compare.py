@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.cli import console
 from fedveil.core.arguments import positive
+from fedveil.core.canonical import plain
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def execute(args: argparse.Namespace) -> int:
         return 130
     result = comparison.comparison_of(todo, store)
     file = args.output / "comparison.html"
-    page = console.plain(comparison.page_document(result))
+    page = plain(comparison.page_document(result))
     write_atomically(file, comparison_page(page).encode(), durable=False)
 
     def show() -> None:
@@ -89,16 +88,8 @@ def _run(todo: Sequence[ComparedRun], store: Store, *, quiet: bool) -> None:
     """Run what is not in the store, each once."""
     from fedveil.report.comparison import run_task
 
-    missing = {task.key: task for task in todo if store.find(task.key) is None}
-    began = time.perf_counter()
+    show, missing = console.counting(quiet), {task.key: task for task in todo}
+    missing = {key: task for key, task in missing.items() if store.find(key) is None}
     for done, (key, task) in enumerate(missing.items(), 1):
         store.keep(key, run_task(task))
-        if not quiet:
-            seconds_left = (time.perf_counter() - began) / done * (len(missing) - done)
-            budget = "" if task.epsilon is None else f", epsilon {task.epsilon:g}"
-            print(
-                f"run {done}/{len(missing)}  {task.name}{budget}, seed {task.recipe.seed}  "
-                f"{seconds_left:.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
+        show("runs", done, len(missing))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from fedveil.core.canonical import plain
 from fedveil.core.display import amount
 
 if TYPE_CHECKING:
@@ -118,17 +118,6 @@ def emit(document: Mapping[str, Any]) -> None:
     json.dump(plain(document), sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: infinities and NaN become null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def complain(message: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.cli import console
+from fedveil.core.canonical import plain
 from fedveil.core.errors import ConfigError
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.sources import SOURCES, find, load
@@ -182,7 +183,7 @@ def _statistics(args: argparse.Namespace) -> int:
     )
     files = {"schema.json": schema, "statistics.json": document}
     for name, contents in files.items():
-        text = json.dumps(console.plain(contents), indent=2) + "\n"
+        text = json.dumps(plain(contents), indent=2) + "\n"
         write_atomically(folder / name, text.encode())
     write_atomically(folder / "report.html", page.encode())
 

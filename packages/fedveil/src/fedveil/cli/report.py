@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +10,10 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedveil.cli import console
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, FedveilError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -38,6 +37,9 @@ def execute(args: argparse.Namespace) -> int:
         with suppress(KeyboardInterrupt), watched(lambda: args.runs):
             Event().wait()
         return 0
+    from fedveil.report.facts import document_of
+    from fedveil.report.page import write
+
     documents = [document_of(path) for path in args.runs]
     file = args.output or _place(args.runs, args.format)
     write(documents, file, args.format)
@@ -64,6 +66,7 @@ def watched(find: Find) -> Iterator[str]:
     Args:
         find: Returns the runs to show now.
     """
+    from fedveil.report.facts import document_of
     from fedveil.report.live import served
     from fedveil.report.page import page
 
@@ -111,32 +114,18 @@ def _serve(folder: Path, newest: bool, starter: Connection) -> None:
         starter.recv()
 
 
-def document_of(path: Path) -> dict[str, Any]:
-    """Return a run's report as plain values, with the guarantee recomputed from the ledger."""
-    from fedveil.cli.load_guarantee import guarantee_of
-    from fedveil.report.facts import facts_of
-    from fedveil.run.directory import LEDGER
+def write_report(path: Path) -> str | None:
+    """Write a finished run's report.html; return where, or None after saying why there is none."""
+    from fedveil.report.facts import document_of
+    from fedveil.report.page import write
 
-    if not (path / "recipe.toml").exists():
-        raise ConfigError(f"{path}: not a run directory (no recipe.toml)")
-    if not any((path / name).exists() for name in (LEDGER, "guarantee.json")):
-        document = facts_of(path, None, None)
-    else:
-        guarantee, progress = guarantee_of(path)
-        document = facts_of(path, guarantee, progress)
-    plain: dict[str, Any] = console.plain(document)
-    return plain
-
-
-def write(documents: Sequence[dict[str, Any]], file: Path, kind: str = "html") -> None:
-    from fedveil.core.files import write_atomically
-    from fedveil.report.page import page, together
-
-    if kind == "json":
-        text = json.dumps(together(documents), indent=2, allow_nan=False) + "\n"
-    else:
-        text = page(documents)
-    write_atomically(file, text.encode(), durable=False)
+    file = path / "report.html"
+    try:
+        write([document_of(path)], file)
+    except (FedveilError, OSError) as error:
+        console.complain(f"no report was written ({error}); try again: fedveil report {path}")
+        return None
+    return str(file)
 
 
 def _place(runs: Sequence[Path], kind: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, own_data
-from fedveil.core.errors import ConfigError, FedveilError
+from fedveil.core.errors import ConfigError
 from fedveil.planning import recipe as recipes
 
 if TYPE_CHECKING:
-    from fedveil.planning.plan import Plan
     from fedveil.planning.recipe import Recipe
     from fedveil.privacy.secure_sums.aggregation import SecureSums
     from fedveil.run.run import Run
@@ -47,14 +45,6 @@ _FALLING = (
     "No clip is set, so it begins at 1 and falls to where most updates end; privacy.clip_norm sets "
     "one."
 )
-_NO_TEST = (
-    "There is no row to test on: each client has but one, and keeps it. --set data.holdout=clients "
-    "holds out whole clients, and --test FILE brings other rows."
-)
-_NO_LABEL = (
-    "Nothing was tested: the model gives no number on these rows, or no row to test on has a label "
-    "that fits. Check --label and --classes."
-)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +64,10 @@ def execute(args: argparse.Namespace) -> int:
     own_clip = recipe.privacy.clip_quantile == usual.privacy.clip_quantile
 
     # Torch and all: only once input is sane.
-    from fedveil.cli.report import watched_apart
+    from fedveil.cli.report import watched_apart, write_report
     from fedveil.data.folder import title
     from fedveil.planning.assemble import federation_of, plan_of, refuse_baseline
+    from fedveil.report.result import result_of
     from fedveil.run.callbacks import Progress
     from fedveil.run.directory import RunDirectory, free_path
     from fedveil.run.run import Run, Speed, follow_plan
@@ -141,7 +132,9 @@ def execute(args: argparse.Namespace) -> int:
     if not plan.protected:  # a protected run must not tell: the count has no noise
         result["rejected_updates"] = rejected
     result["report"] = None if args.no_report else write_report(directory.path)
-    return console.answer(args, result, lambda: _show(result, f"on {plan.federation.name}"))
+    told = {*plan.warnings, *([chosen.warning] if chosen else ())}  # before the training
+    news = [warning for warning in result["warnings"] if warning not in told]
+    return console.answer(args, result, lambda: _show(result, f"on {plan.federation.name}", news))
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
@@ -219,139 +212,8 @@ def _secure_plan(sums: SecureSums) -> str:
     return text + (f"; {sums.dropout:.1%} of the devices are lost" if sums.dropout else "")
 
 
-def result_of(
-    run: Run,
-    recipe: Recipe,
-    seconds: float,
-    *,
-    notes: Sequence[str] = (),
-    warnings: Sequence[str] = (),
-    certify: str | None = None,
-) -> dict[str, Any]:
-    """Return the document that `--json` prints, and store result and model in the run directory.
-
-    Args:
-        run: a finished run.
-        recipe: its resolved recipe.
-        seconds: how long it took; shown of simulations only.
-        notes: what was chosen for the user.
-        warnings: what the user was told to expect before the training. It is dropped, as the plan's
-            own expectations are, where the scores show that the model has learnt.
-        certify: the command that would certify the run, if it is not certified.
-    """
-    from fedveil.privacy.distinguishing import attack_on
-    from fedveil.report.facts import attack_document
-    from fedveil.report.scores import useless
-    from fedveil.run.bundle import bundle_of
-    from fedveil.run.columns import columns_of, effects_of
-
-    plan, directory, guarantee = run.plan, run.directory, run.guarantee
-    result, untested = dict[str, Any](), ""
-    if len(plan.federation.test):  # a hub may have none
-        metrics, scaling = run.evaluate(), plan.federation.target_scaling
-        result |= {"accuracy": metrics.accuracy} if metrics.accuracy is not None else {}
-        result["loss"] = metrics.loss
-        if metrics.accuracy is None:  # in the label's own unit
-            result["rmse"] = metrics.rmse / (1.0 if scaling is None else float(scaling.factor))
-        untested = _NO_LABEL if math.isnan(metrics.loss) else ""
-    elif recipe.data.file is not None and recipe.data.test_fraction != 0:
-        untested = _NO_TEST
-    if untested:
-        warnings = [*warnings, untested]
-        console.note((), [untested])
-    scores = run.scores()
-    if scores is not None:
-        result["scores"] = scores.to_dict()
-        result["useless"] = useless(result["scores"])
-    learnt = scores is not None and scores.learnt
-    expected = [] if learnt else [*warnings, *plan.drowned]
-    other_warnings = [warning for warning in plan.warnings if warning not in plan.drowned]
-    if recipe.evaluation.baseline:
-        result["baseline"] = _baseline(recipe, plan)
-    result |= {
-        "rounds": run.state.rounds,
-        "released_rounds": run.released_rounds,
-        "planned_rounds": plan.method.rounds,
-        "seconds": None if plan.protected else round(seconds, 3),
-        "method": plan.method.name,
-        "clients": plan.sampling.clients,
-        "parameters": plan.layout.size,
-        # How many processes there are follows from how much data clients have.
-        "engine": run.choice.name if plan.protected else run.engine.name,
-        "seed": plan.seed,
-        "directory": None if directory is None else str(directory.path),
-        "guarantee": None if guarantee is None else guarantee.to_dict(),
-        "person": None,
-        "attack": None if guarantee is None else attack_document(attack_on(guarantee)),
-        "secure_sums": _secure_document(run),
-        "notes": [*notes, *plan.federation.notes],
-        "warnings": [*expected, *other_warnings, *filter(None, [scores and scores.warning])],
-        "certify": certify,
-    }
-    named = ("name", "hidden", "input_norm", "frozen", "adapter_rank")
-    model = {name: getattr(recipe.model, name) for name in named}
-    model |= {name: list(model[name]) for name in ("hidden", "frozen")}
-    # Scales and categories that come from the rows without noise are nobody else's to see.
-    open_ = plan.seed is not None or (guarantee is not None and guarantee.certified)
-    result["columns"] = columns_of(recipe.data, plan.federation, scales=open_)
-    result["effects"] = effects_of(bundle_of(plan, model, None), run.model()) if open_ else []
-    if plan.person_epsilon is not None:
-        records = plan.federation.records_per_person
-        result["person"] = {"records": records, "epsilon": plan.person_epsilon}
-    if directory is not None:
-        directory.finish(run.bundle_file(model), result)
-    return result
-
-
-def _secure_document(run: Run) -> dict[str, Any] | None:
-    """Return what became of the secure sums of all rounds; None if the run took none.
-
-    Their server sees who takes part and who is lost, so a protected run may show it too.
-    """
-    sums, rounds = run.plan.secure_sums, run.dropouts
-    if sums is None:
-        return None
-    topology = sums.params.topology(sums.cohort)
-    lost = [one.cohort - one.survivors for one in rounds.values()]
-    return {
-        "mode": sums.mode.value,
-        **{name: getattr(sums, name) for name in ("cohort", "honest_shares", "dropout")},
-        "colluders": sums.params.colluders,
-        "fewest_survivors": sums.fewest,
-        **{name: getattr(topology, name) for name in ("degree", "masks", "threshold")},
-        "uploads": sum(one.cohort for one in rounds.values()),
-        "lost": sum(lost),
-        "most_lost": max(lost, default=0),
-        "not_released": [number for number, one in rounds.items() if one.not_released],
-        "seconds": {name: round(spent, 4) for name, spent in run.seconds.items()},
-    }
-
-
-def write_report(path: Path) -> str | None:
-    """Write report.html. The run is done and kept, so it does not fail with its report."""
-    from fedveil.cli.report import document_of, write
-
-    file = path / "report.html"
-    try:
-        write([document_of(path)], file)
-    except (FedveilError, OSError) as error:
-        console.complain(f"no report was written ({error}); try again: fedveil report {path}")
-        return None
-    return str(file)
-
-
-def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
-    """Train without clipping and noise, in memory only, and return the metrics."""
-    from fedveil.planning.assemble import plan_of
-    from fedveil.run.run import Run
-
-    plain = plan_of(recipes.without_privacy(recipe), private.federation)
-    metrics = Run(plain, every=plain.method.rounds).finish()
-    return {"accuracy": metrics.accuracy, "loss": metrics.loss}
-
-
-def _show(result: dict[str, Any], where: str) -> None:
-    """Print the result's table: how good, how private, and where it is."""
+def _show(result: dict[str, Any], where: str, warnings: Sequence[str]) -> None:
+    """Print the result's table, how good, how private, and where it is, and new warnings."""
     from fedveil.privacy.rounding import at_most
     from fedveil.report.scores import leading_score, score_rows, shown
 
@@ -394,8 +256,7 @@ def _show(result: dict[str, Any], where: str) -> None:
     if useless := result.get("useless"):
         title += f": {'private, and ' if certified else ''}useless, {useless}"
     console.table(title, ["result", ""], rows)
-    if warning := result.get("scores", {}).get("warning"):  # others: before the training
-        console.note((), [warning])
+    console.note((), warnings)
     if result["certify"]:
         heading = "To certify this, run:"
         console.say(result["certify"], heading=heading, to=console.stderr(), command=True)

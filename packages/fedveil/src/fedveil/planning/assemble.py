@@ -53,6 +53,14 @@ __all__ = [
 ]
 
 _OF_PARTITIONS = ("clients", "alpha", "examples_per_client", "cap")
+_OF_TABLES = (
+    *("client_column", "person_column", "records_per_person", "label", "label_separator"),
+    *("classes", "bins", "text_columns", "text_encoder", "task"),
+)
+_OF_FEATURES = (
+    *("scales", "angles", "order", "patches", "whiten", "directions", "width", "bandwidth"),
+    *("backbone", "backbone_weights", "backbone_head", "pixels", "seed"),
+)
 _LARGEST_BATCH = 2048  # beyond, rounding errors of a sum cost more than its records bring
 
 
@@ -111,21 +119,12 @@ def federation_of(data: DataSection, offer: Offer | None = None, rows: Any = Non
         )
     federation = from_table(
         data.file if rows is None else rows,
-        client_column=data.client_column,
-        person_column=data.person_column,
-        records_per_person=data.records_per_person,
+        **{name: getattr(data, name) for name in _OF_TABLES},
         epsilon_column=data.epsilon_column if rows is None else None,
-        label=data.label,
-        label_separator=data.label_separator,
         schema={"columns": data.columns} if data.columns else data.schema,
-        classes=data.classes,
         offer=offer,
         bought=Bought.from_dict(data.bought) if data.bought else None,
-        bins=data.bins,
-        text_columns=data.text_columns,
-        text_encoder=data.text_encoder,
         test=data.test_file,
-        task=data.task,
         **dealt,
     )
     if rows is not None and data.epsilon_column is not None:  # made-up people bring none
@@ -240,23 +239,9 @@ def model_of(chosen: ModelSection, federation: Federation) -> nn.Module:
 
 def features_of(chosen: ModelSection) -> FeatureMap | None:
     """Return the fixed features that a recipe's model sees; None if it sees inputs as they are."""
-    return named_features(
-        chosen.features,
-        scales=chosen.scales,
-        angles=chosen.angles,
-        order=chosen.order,
-        patches=chosen.patches,
-        mirror=chosen.mirror or None,  # false is what maps without it do
-        whiten=chosen.whiten,
-        directions=chosen.directions,
-        width=chosen.width,
-        bandwidth=chosen.bandwidth,
-        backbone=chosen.backbone,
-        backbone_weights=chosen.backbone_weights,
-        backbone_head=chosen.backbone_head,
-        pixels=chosen.pixels,
-        seed=chosen.seed,
-    )
+    settings: dict[str, Any] = {name: getattr(chosen, name) for name in _OF_FEATURES}
+    # False is what maps without a mirror do.
+    return named_features(chosen.features, mirror=chosen.mirror or None, **settings)
 
 
 def plan_of(recipe: Recipe, federation: Federation) -> Plan:

@@ -16,6 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from fedveil.core.canonical import plain
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.data.folder import title
@@ -25,7 +26,16 @@ from fedveil.privacy.rounding import at_most
 from fedveil.report.checklist import checklists
 from fedveil.report.gallery import gallery
 from fedveil.report.scores import ordered, useless
-from fedveil.run.directory import MODEL, metrics, read_result, stored_recipe
+from fedveil.run.directory import (
+    LEDGER,
+    MODEL,
+    PROMISE,
+    RECIPE,
+    metrics,
+    read_result,
+    stored_recipe,
+)
+from fedveil.run.guarantees import Progress, guarantee_of
 
 VERSION = 1
 AUDIT = "audit.json"
@@ -40,16 +50,16 @@ _SEES = {
 }
 
 
-def facts_of(
-    path: Path, guarantee: Guarantee | None, progress: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the document of one run.
+def document_of(path: Path) -> dict[str, Any]:
+    """Return the document of one run, with the guarantee recomputed from its ledger.
 
-    Args:
-        path: The run directory.
-        guarantee: Recomputed from its ledger; None without noise.
-        progress: How many rounds were begun, as plain values.
+    Raises:
+        ConfigError: The directory is none of a run, or its files contradict each other.
     """
+    guarantee: Guarantee | None = None
+    progress: Progress | None = None
+    if (path / RECIPE).exists() and any((path / name).exists() for name in (LEDGER, PROMISE)):
+        guarantee, progress = guarantee_of(path)
     recipe, lines, result = stored_recipe(path), metrics(path), read_result(path)
     done = max((line["round"] for line in lines), default=0)
     evaluated = [line for line in lines if line.get("loss") is not None]
@@ -87,7 +97,8 @@ def facts_of(
         "versions": (result or {}).get("versions", {}),
         "recompute": f"fedveil account {path}",
     }
-    return document | {"checklists": checklists(result_part, guarantee)}
+    checked: dict[str, Any] = plain(document | {"checklists": checklists(result_part, guarantee)})
+    return checked
 
 
 def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import tomli_w
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from fedveil.core.files import write_atomically
 from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.rounding import at_least, at_most, percent_at_most
 from fedveil.privacy.statement import CHANGE
@@ -39,7 +40,7 @@ def page(documents: Sequence[Facts], *, live: bool = False) -> str:
     """Render the report of one or more runs.
 
     Args:
-        documents: what `facts_of` returns for each run. The page contains them, as `report.json`
+        documents: what `document_of` returns for each run. The page contains them, as `report.json`
             does.
         live: whether the page asks its server for news every second.
 
@@ -73,6 +74,20 @@ def together(documents: Sequence[Facts]) -> dict[str, Any]:
             "learning": curves[0] | {"title": "Learning curves", "series": series}
         }
     return document
+
+
+def write(documents: Sequence[Facts], file: Path, kind: str = "html") -> None:
+    """Write the report of one or more runs.
+
+    Args:
+        documents: What `document_of` returns for each run.
+        file: Where to.
+        kind: "html" for a page, "json" for its document.
+    """
+    text = page(documents)
+    if kind == "json":
+        text = json.dumps(together(documents), indent=2, allow_nan=False) + "\n"
+    write_atomically(file, text.encode(), durable=False)
 
 
 def render(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import math
 import os
 import platform
 import shutil
@@ -33,6 +32,7 @@ import numpy as np
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
+from fedveil.core.canonical import plain
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import sync_directory, write_atomically
 from fedveil.privacy import ledger_anchor
@@ -174,7 +174,7 @@ class RunDirectory:
     def append_metrics(self, document: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl, or nothing at all."""
         path = self.path / METRICS
-        line = (json.dumps(_finite(document)) + "\n").encode()
+        line = (json.dumps(plain(document)) + "\n").encode()
         with path.open("ab", buffering=0) as file:
             before = file.tell()
             try:
@@ -279,12 +279,6 @@ def _lock(path: Path) -> IO[str]:
         file.close()
         raise ConfigError(f"{path}: in use by another run") from None
     return file
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # What the files say, for whoever reads them.

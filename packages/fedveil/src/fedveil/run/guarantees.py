@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 from fedveil.core.errors import ConfigError
 from fedveil.planning import recipe as recipes
 from fedveil.privacy.rounding import at_most
+from fedveil.run.directory import (
+    LEDGER,
+    PROMISE,
+    RECIPE,
+    examined,
+    read_result,
+    stored_recipe,
+)
 
 if TYPE_CHECKING:
     from fedveil.methods.recipes.sections import Recipe
@@ -33,8 +41,6 @@ def unfinished(progress: Progress) -> str:
 
 def recipe_of(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """Return the recipe in a file, of a name, or of a run directory."""
-    from fedveil.run.directory import stored_recipe
-
     table = stored_recipe(path) if path.is_dir() else recipes.read(path)
     return recipes.as_run(recipes.parse(table, changes))
 
@@ -54,8 +60,6 @@ def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, P
 
 def _of_run(path: Path) -> tuple[Guarantee, Progress]:
     """Recompute the guarantee from the ledger, with which everything else in the run must agree."""
-    from fedveil.run.directory import LEDGER, PROMISE, RECIPE, examined
-
     present = [name for name in (LEDGER, PROMISE, RECIPE) if (path / name).exists()]
     if present == [RECIPE]:
         raise ConfigError(f"{path}: has no ledger, so nothing is guaranteed")
@@ -82,6 +86,4 @@ def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
 
 def way_to_certify(path: Path) -> str | None:
     """Return the command that a run directory names to be certified, if it names one."""
-    from fedveil.run.directory import read_result
-
     return (read_result(path) or {}).get("certify") if path.is_dir() else None
