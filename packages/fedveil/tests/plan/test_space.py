@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.plan.searches import BOWL, small_recipe
+from tests.plan.searches import BOWL, small_recipe, trials_of
 
 from fedveil.planning import recipe as recipes
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.sampling import RoundRobin
-from fedveil.tune.space import Point, RecipeSpace
-from fedveil.tune.trials import Candidate, recipe_with_settings
+from fedveil.tune.space import Point, RecipeSpace, space_of
+from fedveil.tune.trials import Candidate, Trial, recipe_with_settings
 
 FULL = Candidate(3, 40, 0.2, 1.5, 50, 0.1, 1.0, 0.4, 0.7)
 unit = st.floats(0, 1)
@@ -52,6 +53,25 @@ def test_every_point_of_the_box_is_a_legal_candidate(space: RecipeSpace, at: lis
     assert 0 < candidate.smoothing <= 4
     assert 0 <= candidate.penalty <= 0.8
     assert 0 <= candidate.sparsity <= 0.9
+
+
+METHODS = {
+    "bounded-sparse": {},
+    "laplacian-smoothing": {"training__sampling": "poisson", "training__rate": 0.5},
+    "client-noise": {"privacy__epsilon": 30.0},
+    "gradient-noise": {"training__batch_size": 4},
+    "dp-sgd": {"training__local_steps": "none", "training__batch_size": 4},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trial_of_every_corner_of_a_methods_box_can_be_planned(method: str) -> None:
+    values = {"training__method": method, **METHODS[method]}
+    trials = trials_of(small_recipe(**values))
+    space = space_of(trials, 1 if method == "dp-sgd" else 2)
+    for corner in product((0.0, 1.0), repeat=len(space.box)):
+        candidate = space.candidate(place(space, list(corner)))
+        assert trials.plan(Trial(candidate, 8.0, 0.25, 0)).noise is not None
 
 
 @given(st.integers(20, 3000), st.integers(1, 20), st.integers(50, 2000), st.floats(-4, 0))

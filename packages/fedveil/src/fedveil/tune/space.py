@@ -98,6 +98,7 @@ _UNITS = {"smoothing": 0.25, "penalty": 0.25, "sparsity": 0.25}  # of a step; 1 
 _SERVER = ("server_learning_rate", "server_momentum", "server_schedule", "clip_quantile")
 _MOST = {"smoothing": 4.0, "penalty": 0.8, "sparsity": 0.9}
 _LEAST = {"smoothing": 0.05}
+_LEAST_SPARSITY = 0.01
 _CHENG_PENALTY, _CHENG_SPARSITY, _LIANG_SMOOTHING = 0.4, 0.7, 1.0  # the methods' own defaults
 _MOMENTA, _QUANTILES = (0.5, 0.9), (0.2, 0.5)
 
@@ -166,6 +167,8 @@ class RecipeSpace(Space):
             clip = short(clip * rate * steps / (base.learning_rate * base.local_steps))
         parts: dict[str, Any] = {"server_learning_rate": base.server_learning_rate}
         parts |= {name: self._part(name, at) for name in _MOST}
+        if parts["penalty"] == parts["sparsity"] == 0:  # with neither it is another method
+            parts["sparsity"] = _LEAST_SPARSITY
         if base.batch_size is not None:
             batch = round(base.batch_size * 2.0 ** at.get("batch_size", 0.0))
             parts["batch_size"] = min(self.records, max(1, batch))
