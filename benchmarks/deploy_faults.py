@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,28 @@ if "start" in sys.orig_argv:
 
     Guard._masked = masked
 """
+
+
+@dataclass(frozen=True)
+class Lived:
+    """What a run has come to in which something happened."""
+
+    released: int
+    lost: int  # rounds that released nothing
+    paid: tuple[int, ...]  # rounds in the ledger of each site
+    outcome: str
+    seconds: float
+
+    def row(self) -> list[object]:
+        """Return what the table has of it."""
+        paid = ", ".join(map(str, self.paid))
+        return [
+            f"{self.released} of {ROUNDS}",
+            self.lost,
+            paid,
+            self.outcome,
+            f"{self.seconds:.0f}",
+        ]
 
 
 class Faults:
@@ -149,10 +172,13 @@ class Faults:
         if self.outcome("lie") != "stopped":
             raise SystemExit("the run went on with a site that lies")
         self.restart("south")
-        self.playing.fedveil("federation", "resume", "lie", "--home", "hospitals", "--detach")
+        self.playing.fedveil("federation", "resume", "lie", "--home", "hospitals")
 
     def restore(self) -> None:
-        """South's directory is put back from a backup of the last run, and brought up to date."""
+        """South's directory is put back from a backup of the last run, and brought up to date.
+
+        It takes a fresh key for masks, so the run under way has to be stopped.
+        """
         self.playing.kill("south")
         home, copy = self.folder / DISK / "south", self.folder / "backup"
         for old in home.iterdir():
@@ -164,6 +190,10 @@ class Faults:
             raise SystemExit("a site started from a backup")
         self.playing.fedveil("site", "restore", "--home", self.home("south"))
         self.start("south")
+        waiting = self.folder / "hospitals" / "queue" / "backup.waiting"
+        told = "a key for masks that this site has renewed"
+        self.playing.wait("the reason", lambda: waiting.exists() and told in waiting.read_text())
+        self.playing.fedveil("federation", "stop", "backup", "--home", "hospitals")
 
     # --- a run ------------------------------------------------------------------------------------
 
@@ -178,26 +208,20 @@ class Faults:
         except (OSError, ValueError):
             return ""
 
-    def ran(self, name: str, said: str, happens: Callable[[Faults], None]) -> list[object]:
-        """Return a row of the table, after a run with something going wrong in it."""
+    def lived(self, name: str) -> Lived:
+        """Carry out a run in which the fault of this name happens."""
         began = time.perf_counter()
         wanted = ("--name", name, "--home", "hospitals", "--detach")
         self.playing.fedveil("federation", "run", "recipe.toml", *wanted)
         self.playing.wait(name, lambda: self.playing.rounds(name) >= ROUNDS // 4)
-        happens(self)
+        FAULTS[name][1](self)
         self.playing.wait(f"the end of {name}", lambda: self.outcome(name))
+        seconds = time.perf_counter() - began
         self._mend()
         lines = self.lines(name)
         lost = sum(bool(line["dropouts"].get("not_released")) for line in lines)
-        paid = [self.paid(site, name) for site in demo.SITES]
-        return [
-            said,
-            f"{len(lines) - lost} of {ROUNDS}",
-            lost,
-            ", ".join(map(str, paid)),
-            self.outcome(name),
-            round(time.perf_counter() - began),
-        ]
+        paid = tuple(self.paid(site, name) for site in demo.SITES)
+        return Lived(len(lines) - lost, lost, paid, self.outcome(name), seconds)
 
     def _mend(self) -> None:
         self.link.lasts, self.link.piece, self.link.delay = None, 0, 0.0
@@ -221,7 +245,7 @@ class Faults:
 
 
 @contextmanager
-def _federation() -> Iterator[Faults]:
+def federation() -> Iterator[Faults]:
     """The demo's hub and hospitals behind a proxy; south has a file system of its own."""
     os.umask(0o077)
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
@@ -269,10 +293,10 @@ def run(names: Sequence[str] = ()) -> None:
         names: of the faults; none for all.
     """
     columns = ["released", "lost", "paid by north, south, east", "outcome", "s"]
-    with _federation() as faults:
+    with federation() as faults:
         show_table(
             ["what happens", *columns],
-            (faults.ran(name, *FAULTS[name]) for name in names or FAULTS),
+            ([FAULTS[name][0], *faults.lived(name).row()] for name in names or FAULTS),
         )
         spent = {site: faults.ledger(site)["epsilon"] for site in demo.SITES}
         print("lifetime epsilon:", ", ".join(f"{site} {one:.3f}" for site, one in spent.items()))

@@ -124,6 +124,31 @@ def test_a_run_waits_for_a_site_that_was_restarted_with_another_version(
     assert any("9.9.9" in reason for reason in said)
 
 
+def test_a_run_that_a_site_can_no_longer_be_in_costs_nothing_more(
+    made: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plan has the key for masks that the site had before it was restored."""
+    service, play = made.service(), hub.Hub.rounds
+
+    def restored_after_one(self: hub.Hub, run: Any, *words: Any) -> Iterator[Any]:
+        for report in play(self, run, *words):
+            yield report
+            if report.round_number == 1:
+                made.end("east")
+                made.homes["east"].store().renew("fedveil/hospitals")
+                made.start("east")
+
+    monkeypatch.setattr(hub.Hub, "rounds", restored_after_one)
+    stop = Pause(4, lambda: service.queue.stop("first"))
+    service._pause = stop  # type: ignore[assignment]
+    said = waiting(service, monkeypatch)
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "stopped", "reason": ""}
+    assert any("east: the plan has a key for masks" in reason for reason in said)
+    lost = [one["round"] for one in rounds_of(made) if one["dropouts"].get("not_released")]
+    assert lost in ([], [2])  # it had joined the second round when it was ended
+
+
 def test_a_run_stops_and_keeps_its_rounds_when_none_is_released(
     made: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

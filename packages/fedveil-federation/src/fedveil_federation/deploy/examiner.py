@@ -91,6 +91,12 @@ class Examiner:
             raise ConfigError("plan: key cards are not hexadecimal") from None
         if len(roster) != len(members.sites):
             raise ConfigError(f"plan: key cards of {len(roster)} sites, need all")
+        own = self._store.enrol(members.secagg_name, self._number)
+        if roster.get(self._number).version != own.version:
+            raise PrivacyRefusal(
+                "the plan has a key for masks that this site has renewed since",
+                "stop this run and start another",
+            )
         return roster
 
     def _planned(self, document: PlanDocument) -> tuple[Plan, float]:
