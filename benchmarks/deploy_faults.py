@@ -22,6 +22,8 @@ from typing import Any
 
 from benchmarks.deploy_engines import free_port, show_table
 from benchmarks.deploy_links import Link
+from fedveil_federation.deploy.facts import plan_digest
+from fedveil_federation.deploy.hub import DOCUMENT
 from tools import demo
 
 ROUNDS, ROWS = 12, 6_000
@@ -241,7 +243,9 @@ class Faults:
 
     def paid(self, site: str, run: str) -> int:
         """How many rounds of a run are in a site's ledger."""
-        return sum(one["rounds"] for one in self.ledger(site)["runs"] if one["name"] == run)
+        document = self.folder / "hospitals" / "runs" / run / DOCUMENT
+        digest = plan_digest(document.read_bytes())
+        return sum(one["rounds"] for one in self.ledger(site)["runs"] if one["run"] == digest)
 
 
 @contextmanager

@@ -55,7 +55,6 @@ def _start(args: argparse.Namespace) -> int:
     console.prepare_training()
     from fedveil.cli.report import watched_apart
     from fedveil_federation.deploy import courier_process
-    from fedveil_federation.deploy.hub_service import HubService
     from fedveil_federation.deploy.logs import log_to_stderr
     from fedveil_federation.deploy.sockets import SocketCourier, check_free
     from fedveil_federation.deploy.state_dirs import HubHome
@@ -70,14 +69,17 @@ def _start(args: argparse.Namespace) -> int:
         process = courier_process.CourierProcess(home)
         if not home.courier_is_separate:
             check_free(home.port)
-        courier = SocketCourier(home.socket, home.courier)
-        service = HubService(home, courier, finish, metrics=args.metrics)
-        service.tend = process.keep_running  # a run may take hours
-        service.welcome()
-        if not home.courier_is_separate:
-            courier_process.warn_of_one_account()
-        idle = threading.Event()
         try:
+            process.keep_running()  # sites connect while this process loads torch
+            from fedveil_federation.deploy.hub_service import HubService
+
+            courier = SocketCourier(home.socket, home.courier)
+            service = HubService(home, courier, finish, metrics=args.metrics)
+            service.tend = process.keep_running  # a run may take hours
+            service.welcome()
+            if not home.courier_is_separate:
+                courier_process.warn_of_one_account()
+            idle = threading.Event()
             while True:
                 process.keep_running()
                 if not service.step():

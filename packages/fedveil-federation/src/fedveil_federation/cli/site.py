@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedveil_federation.deploy.state_dirs import SiteHome
 
 _PAUSE = 1.0  # seconds between two looks at the courier
+_RECENT = 600.0  # seconds since a charge, after which a run is likely to go on
 _SILENCE = 60.0  # seconds without a word from the hub, until the owner is told
 _HOME: console.Options = {"--home DIR": (Path, "the site's directory (here)", Path())}
 _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
@@ -182,6 +184,8 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
         if args.courier is not None or home.courier_is_separate:
             courier_process.separate_courier(home, args.courier or home.courier)
         process = courier_process.CourierProcess(home)
+        if home.charged_within(_RECENT):  # it was killed in the middle of a run, it seems
+            threading.Thread(target=_load_libraries, daemon=True).start()
         service = SiteService(home, metrics=args.metrics, read=read_apart)
         courier_process.write_kit(home)
         courier = SocketCourier(
@@ -208,6 +212,14 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
         finally:
             courier.close()
             process.stop()
+
+
+def _load_libraries() -> None:
+    """Load what looking at a plan takes, while the rows are read and the hub is reached."""
+    from fedveil_federation.deploy.guard import EXAMINER
+
+    for name in (EXAMINER, "dp_accounting.pld.privacy_loss_distribution"):
+        import_module(name)
 
 
 def _members(args: argparse.Namespace, home: SiteHome) -> int:

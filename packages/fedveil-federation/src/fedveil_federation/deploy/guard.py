@@ -11,6 +11,7 @@ with the reason.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -132,6 +133,7 @@ class Applicant(Responder):
 _log = logging.getLogger(__name__)
 
 ACCEPT = b"fedveil accepts plan "
+EXAMINER = "fedveil_federation.deploy.examiner"  # imports torch, which takes seconds
 MOST_RUNS = 4  # in memory
 MOST_PLANS = 100  # looked at in an hour
 MOST_REQUESTS = 100  # answered in one round, a request and its repetitions counted once
@@ -195,7 +197,7 @@ class Guard(Responder):
         self._pool = ThreadPoolExecutor(1, f"guard-{site}")
 
     def rested(self, seconds: float) -> bool:
-        """Whether it has looked at a plan, and was asked about no run for so long."""
+        """Whether it holds what plans take, and was asked about no run for so long."""
         if not self._lock.acquire(blocking=False):  # it is looking at one, or answers
             return False
         try:
@@ -275,8 +277,8 @@ class Guard(Responder):
 
     @property
     def worked(self) -> bool:
-        """Whether it has looked at a plan since it was started."""
-        return "_examiner" in vars(self)
+        """Whether this process has loaded what it takes to look at plans."""
+        return EXAMINER in sys.modules
 
     def _accept(self, request: Message) -> Message:
         """Work a plan out, hold it to the policy, and sign it."""

@@ -369,14 +369,19 @@ class HubService:
         self.queue.wait(job.name, "")
 
         def wait(reason: str, seconds: float) -> bool:
-            """Say for whom the run waits, meet the sites meanwhile, and end early if told to."""
+            """Say for whom the run waits, and meet the sites meanwhile.
+
+            End early if told to, and as soon as a site that was away has connected.
+            """
             _log.warning("run: waits for %s", reason, extra={"about": {"run": job.name}})
             self.queue.wait(job.name, reason)
-            until = time.monotonic() + seconds
+            until, away = time.monotonic() + seconds, set(members.names) - self._connected()
             while not self.queue.stopping(job.name) and time.monotonic() < until:
                 self.tend()
                 self._meet_if_due()
                 self._pause.wait(min(_SLICE, max(0.0, until - time.monotonic())))
+                if away & self._connected():
+                    break
             return not self.queue.stopping(job.name)
 
         try:
@@ -437,6 +442,13 @@ class HubService:
         document = {**asked.described(table, schema.classes), "guarantee": said}
         write_json(self.home.runs / job.name / STATISTICS, document)
         return "done"
+
+    def _connected(self) -> set[str]:
+        """Return the sites whose couriers are connected; none while this hub's own is not there."""
+        try:
+            return set(self.courier.sites())
+        except Unreachable:
+            return set()
 
     def _hub(self, members: Members) -> Hub:
         return Hub(members, self._key, self.courier, self.home.path, self._waits)

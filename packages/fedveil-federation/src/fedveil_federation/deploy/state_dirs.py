@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -518,6 +519,11 @@ class SiteHome(Home):
         with suppress(ConfigError, OSError):
             return read_json(self.ledger / "plans" / f"{run}.json")
         return None
+
+    def charged_within(self, seconds: float) -> bool:
+        """Return whether the ledger was charged for a run so short a time ago."""
+        begun = (self.ledger / "plans").is_dir()
+        return begun and time.time() - self.store_path.stat().st_mtime < seconds
 
     @property
     def stopped(self) -> str:
