@@ -41,9 +41,13 @@ def bounded_sparse(
 ) -> Method:
     """DP-FedAvg with updates that are short before they are clipped (Cheng et al.).
 
-    penalty: BLUR's lambda, how strongly a client is pulled back once its update exceeds the clip.
-    sparsity: LUS's c, the share of each tensor's entries that is set to zero (0.7). Zero switches
-    either off; other arguments as of `dp_fedavg`.
+    Args:
+        local: The local training of a client.
+        clip: The largest norm of an update.
+        penalty: BLUR's lambda: how strongly a client is pulled back once its update exceeds the
+            clip. Zero switches it off.
+        others: As of `dp_fedavg`. `sparsity` is LUS's c, the share of each tensor's entries that is
+            set to zero (0.7); zero switches it off.
     """
     sparsity = others.setdefault("sparsity", 0.7)
     if penalty == sparsity == 0:

@@ -43,11 +43,19 @@ def client_noise(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """Every client adds the whole noise to its own upload: nobody is trusted (Fu et al.).
+    """Every client adds the whole noise to its upload, so that nobody is trusted (Fu et al.).
 
-    clip_norm: the bound of one step's gradient (their zeta): L2 for Gaussian noise, L1 for Laplace.
-    `local.steps` is their E. noise: `Noise.GAUSSIAN` or `Noise.LAPLACE`. placement: another one may
-    take over. Other arguments as of `dp_fedavg`.
+    Args:
+        rounds: How many rounds.
+        cohort: Who takes part in each.
+        local: The local training of a client; `local.steps` is their E.
+        clip_norm: The bound of one step's gradient (their zeta): L2 for Gaussian noise, L1 for
+            Laplace.
+        noise: Gaussian or Laplace.
+        adjacency: Which change of a client is hidden.
+        placement: Another noise placement, in the place of `LocalNoise`.
+        optimizer: What the server does with the average.
+        smoothing: What is done to the average before that.
     """
     noise = one_of(Noise)("noise", noise)
     order = 1 if noise is Noise.LAPLACE else 2

@@ -42,12 +42,22 @@ def ddgauss(
     tracking: AdaptiveClipping | None = None,
     **others: Unpack[parts.Averaging],
 ) -> Method:
-    """Distributed discrete Gaussian: clients add integer shares of noise under a secure sum, so
-    that the server sees one noisy sum and no update (Kairouz, Liu, Steinke 2021).
+    """Distributed discrete Gaussian (Kairouz, Liu, Steinke 2021).
 
-    clip: the largest norm of an update. bits: of the modulus; the grid follows from it. colluders:
-    clients that work with the server; their noise protects nobody. honest_shares: how many shares
-    are sure to be in a sum, if fewer than the others. Other arguments as of `dp_fedavg`.
+    Clients add integer shares of noise under a secure sum, so that the server sees one noisy sum
+    and no update.
+
+    Args:
+        local: The local training of a client.
+        clip: The largest norm of an update.
+        bits: Of the modulus; the grid follows from it.
+        wrap_probability: That a coordinate of a round's sum wraps around; the modulus allows it.
+        adjacency: Which change of a client is hidden.
+        colluders: Clients that work with the server; their noise protects nobody.
+        honest_shares: Noise shares that are sure to be in a sum, if fewer than the others.
+        sparsity: Of LUS, see `bounded_sparse`.
+        tracking: Lets the clip follow a quantile of the norms, which is accounted.
+        others: As of `dp_fedavg`.
     """
     made = dp_fedavg(
         local=local,

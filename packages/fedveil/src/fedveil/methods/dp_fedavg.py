@@ -48,13 +48,21 @@ def dp_fedavg(
 ) -> Method:
     """DP-FedAvg: updates are clipped, and Gaussian noise is added to their sum.
 
-    rounds: how many. cohort: who takes part in each. local: what a client does with its data.
-    clip: the largest norm of an update. The noise follows from the budget given to `fv.plan`.
-    placement: who adds the noise; left out, a trusted aggregator (`CentralNoise`).
-    by_examples: weigh updates by their clients' numbers of examples, up to `weight_cap`.
-    tracking: let the clip follow a quantile of the norms, which is accounted.
-    optimizer: what the server does with the noisy average (`Sgd`, `Adam`); smoothing: before that.
-    penalty, sparsity: of BLUR and LUS, see `bounded_sparse`; zero switches them off.
+    The noise follows from the budget that `fv.plan` is given.
+
+    Args:
+        rounds: How many rounds.
+        cohort: Who takes part in each.
+        local: The local training of a client.
+        clip: The largest norm of an update.
+        placement: Who adds the noise; None: a trusted aggregator (`CentralNoise`).
+        penalty: Of BLUR, see `bounded_sparse`; zero switches it off.
+        sparsity: Of LUS, see `bounded_sparse`; zero switches it off.
+        by_examples: Whether updates are weighted by their clients' numbers of examples.
+        weight_cap: The number of examples from which a weight no longer grows.
+        tracking: Lets the clip follow a quantile of the norms, which is accounted.
+        optimizer: What the server does with the noisy average (`Sgd`, `Adam`).
+        smoothing: What is done to the noisy average before that.
 
     >>> local = fv.LocalTraining(fv.LearningRate(0.5), epochs=3, batch_size=8)
     >>> half = fv.CohortRule(rate=0.5)

@@ -34,9 +34,14 @@ def fedavg(
 ) -> Method:
     """FedAvg: clients train, the server averages. Nothing is clipped and nobody is protected.
 
-    rounds: how many. cohort: who takes part in each. local: what a client does with its data.
-    by_examples: weigh updates by their clients' numbers of examples, up to `weight_cap`.
-    optimizer: what the server does with the average (`Sgd`, `Adam`); smoothing: before that.
+    Args:
+        rounds: How many rounds.
+        cohort: Who takes part in each.
+        local: The local training of a client.
+        by_examples: Whether updates are weighted by their clients' numbers of examples.
+        weight_cap: The number of examples from which a weight no longer grows.
+        optimizer: What the server does with the average (`Sgd`, `Adam`).
+        smoothing: What is done to the average before that.
     """
     return Method(
         name="fedavg",
@@ -57,8 +62,15 @@ def fedsgd(*, local: LocalTraining, **others: Unpack[parts.Averaging]) -> Method
 
 
 def fedprox(*, local: LocalTraining, penalty: float, **others: Unpack[parts.Averaging]) -> Method:
-    """FedProx: FedAvg with the gradient of penalty / 2 |w - w0|^2 added at every local step, where
-    w0 are the shared weights. Other arguments as of `fedavg`; nobody is protected."""
+    """FedProx: FedAvg whose local steps are pulled back towards the shared weights. Nobody is
+    protected.
+
+    Args:
+        local: The local training of a client.
+        penalty: The gradient of penalty / 2 |w - w0|^2 is added at every local step, where w0 are
+            the shared weights.
+        others: As of `fedavg`.
+    """
     if not penalty > 0:
         raise ConfigError(f"training.penalty: fedprox needs a positive one, got {penalty}")
     pulled = replace(local, penalty=penalty, penalty_radius=0.0)

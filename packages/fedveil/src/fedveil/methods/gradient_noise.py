@@ -79,14 +79,25 @@ def gradient_noise(
 ) -> Method:
     """Noise on the gradients of every local step, to protect single records (Hu et al.).
 
-    clip_norm: the bound of one example's gradient (their G), or, for unit person, of the mean
-    gradient of a person's records; for unit client the bound of a whole update, and local steps go
-    without noise. sites_per_person: clients at which a person may be (1); what it has at others
-    does not count. secure_sum: the server sees sums of uploads only.
-    colluders: clients that work with the server; their noise protects nobody. honest_shares: how
-    many noise shares are sure to be in a sum, if fewer than the others. trusted: the server sees
-    uploads as they are and adds the noise, for one local step. Whether the noise of other
-    clients counts is decided by the plan, from the model and the steps.
+    Whether the noise of other clients counts is decided by the plan, from the model and the steps.
+
+    Args:
+        rounds: How many rounds.
+        cohort: Who takes part in each.
+        local: The local training of a client.
+        clip_norm: The bound of one example's gradient (their G); for unit person, of the mean
+            gradient of a person's records; for unit client, of a whole update, whose local steps
+            have no noise.
+        unit: Whose data are protected.
+        sites_per_person: Clients at which a person may be (1); what it has at others does not
+            count.
+        secure_sum: Whether the server sees sums of uploads only.
+        trusted: Whether the server sees uploads as they are and adds the noise, for one local step.
+        adjacency: Which change of a unit is hidden.
+        colluders: Clients that work with the server; their noise protects nobody.
+        honest_shares: Noise shares that are sure to be in a sum, if fewer than the others.
+        optimizer: What the server does with the average.
+        smoothing: What is done to the average before that.
     """
     if sites_per_person is not None and unit is not Unit.PERSON:
         raise ConfigError(

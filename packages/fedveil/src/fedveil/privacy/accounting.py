@@ -35,11 +35,19 @@ def account(
     delta: float,
     tuning: Tuning | None = None,
 ) -> Guarantee:
-    """The guarantee of all `releases` together at `delta`.
+    """Return the guarantee of all releases together.
 
     Releases compose adaptively: later ones may depend on what earlier ones showed. Those of one
     round that use the same secret cohort are *one* release (see `joint_noise_multiplier`).
-    delta = 0 asks for pure differential privacy, which only Laplace noise has.
+
+    Args:
+        releases: What is released.
+        privacy_model: Who is protected from whom, and how the noise is made.
+        delta: Zero asks for pure differential privacy, which only Laplace noise has.
+        tuning: Runs that chose settings on the same data, and are charged.
+
+    Raises:
+        PrivacyRefusal: No proof covers these releases.
 
     >>> import fedveil as fv
     >>> release = fv.Release(fv.Gaussian(1.0), fv.Poisson(0.05), rounds=200)

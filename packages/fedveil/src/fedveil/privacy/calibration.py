@@ -133,9 +133,17 @@ def calibrate_rounds(
     also: Sequence[Release] = (),
     tuning: Tuning | None = None,
 ) -> int:
-    """Return the most rounds that keep to the budget (epsilon, delta), everything else given.
+    """Return the largest number of rounds within the budget.
 
-    `also` are releases beside these rounds, `uses` how often a cohort is used in a round.
+    Args:
+        epsilon: The budget.
+        delta: Its small probability.
+        sampling: Who takes part.
+        mechanism: Of each release.
+        privacy_model: Who is protected from whom.
+        uses: How often a cohort is used in a round.
+        also: Releases beside these rounds.
+        tuning: Runs that chose settings on the same data, and are charged.
 
     >>> who = fv.PrivacyModel("client", "zero-out", "central")
     >>> ask = {"sampling": fv.Everyone(), "mechanism": fv.Gaussian(10.0), "privacy_model": who}
@@ -177,12 +185,21 @@ def calibrate_rate(
 ) -> Sampling:
     """Return the sampling of the same kind with the largest rate, or cohort, within the budget.
 
-    `sampling` says which kind; its own rate or cohort does not matter.
+    Args:
+        epsilon: The budget.
+        delta: Its small probability.
+        sampling: Of the kind that is wanted; its rate or cohort does not matter.
+        rounds: How many rounds.
+        mechanism: Of each release.
+        privacy_model: Who is protected from whom.
+        uses: How often a cohort is used in a round.
+        also: Releases beside these rounds.
+        tuning: Runs that chose settings on the same data, and are charged.
 
     >>> who = fv.PrivacyModel("client", "zero-out", "central")
     >>> ask = {"rounds": 100, "mechanism": fv.Gaussian(1.0), "privacy_model": who}
-    >>> found = fv.calibrate_rate(epsilon=4.0, delta=1e-5, sampling=fv.Poisson(0.1), **ask)
-    >>> 0.05 < found.rate < 0.2
+    >>> sampling = fv.calibrate_rate(epsilon=4.0, delta=1e-5, sampling=fv.Poisson(0.1), **ask)
+    >>> 0.05 < sampling.rate < 0.2
     True
     """
     epsilon, terms = _terms(epsilon, delta, privacy_model, tuning)

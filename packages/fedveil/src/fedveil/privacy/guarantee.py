@@ -26,13 +26,14 @@ _TOLERANCE = 1e-6  # by which epsilons of two machines may differ
 class Guarantee(Displayed):
     """(epsilon, delta)-differential privacy with everything that the numbers depend on.
 
-    accountant: which of the valid accountants gave the smallest epsilon; `alternatives` has all.
-    theorem: what proves it.
-    participations: rounds that were charged to one unit.
-    honest_shares: noise shares that must be in every sum; None if nobody splits the noise.
-    noise_multiplier: of the releases, if they have one and the same.
-    certified: the proof covers exactly this mechanism, arithmetic and randomness; else `reason`
-        says what is missing, and epsilon is what the ideal mechanism would have.
+    Attributes:
+        accountant: The valid accountant with the smallest epsilon; `alternatives` has all.
+        theorem: What proves it.
+        participations: Rounds that were charged to one unit.
+        honest_shares: Noise shares that must be in every sum; None if nobody splits the noise.
+        noise_multiplier: Of the releases, if they have one and the same.
+        certified: Whether the proof covers exactly this mechanism, arithmetic and randomness; else
+            `reason` says what is missing, and epsilon is what the ideal mechanism would have.
     """
 
     epsilon: float

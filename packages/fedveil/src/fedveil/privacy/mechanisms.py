@@ -109,14 +109,16 @@ class DiscreteGaussian(Mechanism):
 class DiscreteGaussianSum(Mechanism):
     """A secure sum of discrete Gaussian shares on rounded vectors (Kairouz, Liu, Steinke 2021).
 
-    clip_norm: L2 clip of one unit before rounding.
-    granularity: grid spacing.
-    share_std: std of one client's noise, in the units of clip_norm.
-    shares: noise shares in the sum, those of colluders included (the privacy model takes them out).
-    dimension: coordinates after padding.
-    rounding_beta: how the clipped vector gets to the grid. Above 0: stochastic rounding, repeated
-        until the norm bound that holds with probability 1 - beta is met. 0: any rounding to a
-        neighbouring grid point. None: the norm was checked after rounding, so the clip still holds.
+    Attributes:
+        clip_norm: L2 clip of one unit before rounding.
+        granularity: Grid spacing.
+        share_std: Std of one client's noise, in the units of clip_norm.
+        shares: Noise shares in the sum, with those of colluders (the privacy model takes them out).
+        dimension: Coordinates after padding.
+        rounding_beta: How the clipped vector gets to the grid. Above 0: stochastic rounding,
+            repeated until the norm bound that holds with probability 1 - beta is met. 0: any
+            rounding to a neighbouring grid point. None: the norm was checked after rounding, so the
+            clip still holds.
     """
 
     clip_norm: float

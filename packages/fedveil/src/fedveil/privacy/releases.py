@@ -21,12 +21,16 @@ from fedveil.privacy.sampling import (
 
 @dataclass(frozen=True)
 class Release:
-    """`rounds` rounds of one mechanism on cohorts of one sampler.
+    """Rounds of one mechanism on cohorts of one sampler.
 
-    uses: releases about a unit in each round in which it takes part, all from the same cohort.
-    participations: the most rounds in which any one unit took part, if a hard cap on it was
-        enforced or it was counted afterwards. Then participations are charged one by one and
-        sampling gets no credit (amplified epsilon and known counts exclude each other).
+    Attributes:
+        mechanism: Of each release.
+        sampling: Who takes part.
+        rounds: How many rounds.
+        uses: Releases about a unit in each round in which it takes part, all from the same cohort.
+        participations: The most rounds in which any one unit took part, if a hard cap on it was
+            enforced or it was counted afterwards. Then participations are charged one by one and
+            sampling gets no credit (amplified epsilon and known counts exclude each other).
     """
 
     mechanism: Mechanism
@@ -80,19 +84,25 @@ class Release:
 class PrivacyModel:
     """Who is protected from whom, and how the noise is made.
 
-    population: number of protected units, if known; delta must stay below 1 / population.
-    contributions: for unit person: the most contributions that one person makes to one sum, a
-        declared number: sites at which the person may be, or records of a person where each record
-        is clipped by itself. A cap enforces it where one party holds all data.
-    colluders: clients that tell the adversary what they know: their own noise shares
-        (distributed trust), whether they were drawn (fixed-size sampling).
-    honest_shares: noise shares that are sure to be in every sum, if fewer than the expected cohort
-        without the colluders. A Gaussian's noise multiplier always counts *all* shares of the
-        expected cohort; what is missing is taken off here.
-    unprotected: what entered the model or its size from private data without noise, one sentence
-        each. The guarantee is then not certified, and each sentence is a reason.
-    declared: what somebody declared to be public; the guarantee rests on it.
-    not_covered: what else the guarantee is not about, such as figures on test examples.
+    Attributes:
+        unit: Whose data are protected.
+        adjacency: Which change of a unit is hidden.
+        trust: Who may see data before noise is added.
+        population: Number of protected units, if known; delta must stay below 1 / population.
+        arithmetic: The numbers in which noisy sums are computed.
+        entropy: The source of the noise.
+        colluders: Clients that tell the adversary what they know: their own noise shares
+            (distributed trust), whether they were drawn (fixed-size sampling).
+        honest_shares: Noise shares that are sure to be in every sum, if fewer than the expected
+            cohort without the colluders. A Gaussian's noise multiplier always counts *all* shares
+            of the expected cohort; what is missing is taken off here.
+        unprotected: What entered the model or its size from private data without noise, one
+            sentence each. The guarantee is then not certified, and each sentence is a reason.
+        declared: What somebody declared to be public; the guarantee rests on it.
+        not_covered: What else the guarantee is not about, such as figures on test examples.
+        contributions: For unit person, the most contributions that one person makes to one sum, a
+            declared number: sites at which the person may be, or records of a person where each
+            record is clipped by itself. A cap enforces it where one party holds all data.
     """
 
     unit: Unit

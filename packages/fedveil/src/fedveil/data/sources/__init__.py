@@ -30,11 +30,18 @@ def load(
     seed: int = 0,
     **settings: Any,
 ) -> Federation:
-    """The federation of a named source.
+    """Return the federation of a named source.
 
-    Whatever is left out is the source's default. `settings` are the partition's fields (`clients`,
-    `alpha`, `examples_per_client`, `cap`, ...) or the source's own options; those that are None are
-    left out. `seed` deals the examples; it is public. `data_dir` holds local copies of the files.
+    Args:
+        name: Of the source.
+        partition: How examples are dealt to clients; None: the source's default, as for the others.
+        data_dir: Where local copies of the files are.
+        test_fraction: Share of each client's examples that is held out for tests.
+        validation_fraction: Share that is set aside as public examples.
+        holdout: Whether clients hold out examples, or whole clients are held out.
+        seed: Deals the examples; it is public.
+        settings: The partition's fields (`clients`, `alpha`, `examples_per_client`, `cap`, ...) or
+            the source's options; those that are None are left out.
 
     >>> load("digits", clients=10).clients
     10

@@ -29,7 +29,7 @@ _STEPS = math.ceil(math.log2(_WIDEST) * _PER_OCTAVE)  # from the first clip to e
 
 @dataclass(frozen=True)
 class AdaptiveClipping(ClipRule):
-    """The clip follows a quantile of the update norms (Andrew et al. 2021).
+    """A clip that follows a quantile of the update norms (Andrew et al. 2021).
 
     Every client adds one bit, whether its update was within the clip; the noisy count is released
     beside the update:
@@ -37,9 +37,15 @@ class AdaptiveClipping(ClipRule):
         share <- 1/2 + (sum of (bit - 1/2) + noise of std bit_noise * cohort) / cohort
         C     <- C * exp(-rate * (share - quantile))
 
-    Each release adds (1/2)^2 / std^2 to the cost, accounted together with the update's. At rate 0
-    the clip stays and the share of unclipped updates is a private statistic. `bit_noise=None` takes
-    0.05 or, where that would cost more, as much as makes the updates' noise grow by 2 %.
+    Each release adds (1/2)^2 / std^2 to the cost, accounted together with the update's.
+
+    Attributes:
+        initial: The clip of the first round.
+        quantile: The share of updates that should be within the clip.
+        rate: How fast the clip moves. At 0 it stays, and the share is a private statistic.
+        bit_noise: Std of the noise on the share; None: 0.05 or, where that would cost more, as much
+            as makes the updates' noise grow by 2 %.
+        highest: The largest clip; None: any.
     """
 
     initial: Clip

@@ -71,12 +71,15 @@ def _scheme(key: str, value: str) -> Scheme | str:
 class CohortRule:
     """Who takes part in a round: exactly one of `size` and `rate` is given, none for everyone.
 
-    `size` is the number of clients in a round (Poisson: expected), `rate` their share of all.
+    Attributes:
+        scheme: How cohorts are drawn.
+        size: Clients in a round (Poisson: expected).
+        rate: Their share of all.
+        cap: The most clients in a round.
+        clients: A number of clients that was declared in public. The sampler, and with it rates,
+            divisors and grids, follow from it however many there are. There must not be more.
 
     >>> half, fifty = fv.CohortRule(rate=0.5), fv.CohortRule(fv.Scheme.FIXED, size=50)
-
-    `clients`, if set, is a number of clients that was declared in public: the sampler, and with it
-    rates, divisors and grids, follow from it however many there are. There must not be more.
     """
 
     scheme: Scheme | str = Scheme.POISSON  # or the name of somebody else's public schedule

@@ -35,14 +35,18 @@ _CHECKS = {
 class Aggregation:
     """The sums that a method asks for; `resolve` makes them definite for a cohort.
 
-    `secure=None` is ideal where noise comes in shares and none elsewhere. `dropout` is the
-    probability with which each device is lost in a simulated round, after it has shared its keys
-    and before its vector arrives. Of a cohort, `max_dropout` may be lost; by default as many as
-    `dropout` exceeds with probability 2^-20 at most, or half of them in small cohorts. `min_honest`
-    honest noise shares must be in every released sum; by default all that dropouts and colluders
-    leave. `honest_server` declares that the server follows the protocol, so that nobody need check
-    whom it calls lost. With `sparse`, devices of large cohorts then mask with some neighbours, whom
-    that server draws, instead of with everybody.
+    Attributes:
+        secure: Masked, ideal or none; None: ideal where noise comes in shares, and none elsewhere.
+        dropout: Probability with which each device is lost in a simulated round, after it has
+            shared its keys and before its vector arrives.
+        max_dropout: How many of a cohort may be lost; by default as many as `dropout` exceeds with
+            probability 2^-20 at most, or half of them in small cohorts.
+        min_honest: Honest noise shares in every released sum; by default all that dropouts and
+            colluders leave.
+        sparse: Whether devices of large cohorts mask with some neighbours, whom an honest server
+            draws, instead of with everybody.
+        honest_server: Declares that the server follows the protocol, so that nobody need check whom
+            it calls lost.
     """
 
     secure: SecureMode | None = None

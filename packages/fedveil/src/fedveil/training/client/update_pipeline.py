@@ -83,14 +83,19 @@ class ClientStatistic(Protocol):
 class UpdatePipeline:
     """How a client shapes what it sends.
 
-    `sparsity` is the share of each tensor's entries set to zero by LUS (those with the smallest
-    |gradient x update|). `weight_cap` weighs an update by `min(examples, cap) / cap`, so that no
-    weight exceeds one; None weighs all clients alike. `granularity` snaps the clipped update to a
-    grid of that step and makes the sum an integer one; the norm bound holds after snapping.
-    `rotation` rotates the clipped update before it is snapped; `rounding_beta` then rounds at
-    random until the norm is one that holds with probability 1 - beta, and the mechanism's own,
-    slightly larger, norm bound takes the clip's place. With a `ballot`, votes are sent instead of
-    the update; with a `statistic`, a statistic of the client's records, and nobody trains.
+    Attributes:
+        clip: The largest norm of an update; None: any.
+        sparsity: Share of each tensor's entries set to zero by LUS (those with the smallest
+            |gradient x update|).
+        weight_cap: Weighs an update by `min(examples, cap) / cap`, so that no weight exceeds one;
+            None weighs all clients alike.
+        granularity: Snaps the clipped update to a grid of that step and makes the sum an integer
+            one; the norm bound holds after snapping.
+        rotation: Rotates the clipped update before it is snapped.
+        rounding_beta: Rounds at random until the norm is one that holds with probability 1 - beta.
+            The mechanism's own, slightly larger, norm bound takes the clip's place.
+        ballot: Votes are sent instead of the update.
+        statistic: A statistic of the client's records is sent, and nobody trains.
     """
 
     clip: Clip | None = None

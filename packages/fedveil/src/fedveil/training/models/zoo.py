@@ -184,10 +184,16 @@ def build(
     frozen: Sequence[str] = (),
     adapter_rank: int | None = None,
 ) -> nn.Module:
-    """A freshly initialised model of this name that fits the federation.
+    """Return a freshly initialised model that fits the federation.
 
-    The seed is public: initial weights do not depend on any data. `frozen` names layers that are
-    not trained (`freeze`), `adapter_rank` puts adapters beside them (`adapt`).
+    Args:
+        name: Of the model.
+        federation: The data.
+        hidden: Widths of hidden layers.
+        input_norm: The longest input that the model sees; longer ones are shortened.
+        seed: Of the initial weights, which do not depend on any data; it is public.
+        frozen: Names of layers that are not trained (`freeze`).
+        adapter_rank: Rank of adapters beside them (`adapt`).
 
     >>> import fedveil as fv
     >>> digits = fv.load("digits", clients=10)

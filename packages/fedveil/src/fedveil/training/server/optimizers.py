@@ -60,7 +60,12 @@ class Sgd:
 class Adam:
     """Adam on the average update (FedAdam; Reddi et al. 2021), with bias correction.
 
-    `yogi` replaces the second moment's average by Yogi's additive step.
+    Attributes:
+        learning_rate: Of the server.
+        momentum: Of the first moment.
+        second_momentum: Of the second moment.
+        stability: Added to the root of the second moment.
+        yogi: Whether the second moment takes Yogi's additive step.
     """
 
     learning_rate: float = 0.01
