@@ -88,8 +88,8 @@ class Task:
 TASKS = {
     "adult": Task("adult", _adult, 1024, 600, 2.0, 0.5),
     "mnist": Task("mnist", _mnist, 512, 600, 2.0, 1.0),
-    "mnist, dense": Task("mnist", lambda: _dense(784, 128), 512, 600, 2.0, 1.0),
-    "cifar10, dense": Task("cifar10", lambda: _dense(3072, 160), 512, 300, 1.0, 1.0),
+    "mnist, dense": Task("mnist", lambda: _dense(784, 32), 256, 150, 2.0, 1.0),
+    "cifar10, dense": Task("cifar10", lambda: _dense(3072, 160), 256, 60, 1.0, 1.0),
 }
 
 
@@ -169,6 +169,7 @@ def pooled(name: str, epsilons: tuple[float, ...], seed: int) -> dict[str, dict[
 def opacus(task: Task, file: str, epsilon: float, seed: int) -> dict[str, float]:
     """Train with Opacus' PrivacyEngine, by ghost clipping, in this process."""
     from opacus import PrivacyEngine
+    from opacus.accountants.utils import get_noise_multiplier
     from torch.utils.data import DataLoader, TensorDataset
 
     with np.load(file) as arrays:
@@ -181,12 +182,13 @@ def opacus(task: Task, file: str, epsilon: float, seed: int) -> dict[str, float]
     began = time.monotonic()
     engine = PrivacyEngine(accountant="prv")
     loader = DataLoader(TensorDataset(x.float(), y.long()), batch_size=task.batch)
-    # It takes epochs; its own number of steps an epoch is the number of batches in the data.
-    steps = len(loader)
-    private, optimizer, criterion, loader = engine.make_private_with_epsilon(
-        module=network, optimizer=optimizer, data_loader=loader, target_epsilon=epsilon,
-        target_delta=DELTA, epochs=max(1, round(task.rounds / steps)), max_grad_norm=task.clip,
-        criterion=nn.CrossEntropyLoss(), grad_sample_mode="ghost",
+    noise = get_noise_multiplier(
+        target_epsilon=epsilon, target_delta=DELTA, sample_rate=1 / len(loader), steps=task.rounds,
+        accountant="prv",
+    )  # fmt: skip
+    private, optimizer, criterion, loader = engine.make_private(
+        module=network, optimizer=optimizer, data_loader=loader, noise_multiplier=noise,
+        max_grad_norm=task.clip, criterion=nn.CrossEntropyLoss(), grad_sample_mode="ghost",
     )  # fmt: skip
     left = task.rounds
     while left:

@@ -145,6 +145,26 @@ def test_every_choice_can_be_made_by_the_user(
     assert ("averaged" in choice.notes[-1]) == ("server.average=none" not in given)
 
 
+@pytest.mark.parametrize(
+    ("model", "rows", "least"), [("linear", 40, 1), ("mlp", 40, 1), ("mlp", 1100, 0.4)]
+)
+def test_a_network_takes_secret_batches_where_there_are_many_rows(
+    tmp_path: Path, model: str, rows: int, least: float
+) -> None:
+    """All rows are in every step where they are few, and of a linear model always."""
+    path = table(tmp_path, "t.csv", clients=2, each=rows, seed=3, signal=1.0)
+    settings = ("rounds=3", "local_steps=1", "learning_rate=0.1")
+    given = [f"training.{one}" for one in settings] + ["privacy.clip_norm=1", f"model.name={model}"]
+    choice = chosen_for(path, *given, privacy__unit="record", training__method="dp-sgd")
+    rate = choice.recipe.training.batch_rate
+    assert rate is not None
+    assert least <= rate <= 1
+    assert (rate == 1) == (rows == 40)
+    guarantee = plan_of(choice.recipe, choice.federation).guarantee
+    assert guarantee is not None
+    assert guarantee.adjacency == "zero-out"
+
+
 def test_the_unit_chooses_a_method() -> None:
     """In any recipe, unless it names one; and then that one must protect the unit."""
 

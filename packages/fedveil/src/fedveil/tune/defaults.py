@@ -62,6 +62,7 @@ _SIGNALS = {  # weak, strong
     Task.MULTI_LABEL: (1.5, 6.0),
 }
 _RECORDS = 50  # of a made-up client: how many the true ones have is private
+_NETWORK_BATCH = 1024  # expected of a client's records in a step of a network, at most
 _MOST_RECORDS = 400  # of a made-up client where sizes are public
 _TRIED = 64  # clients of a trial
 _MOST_STEPS = (100, 400)  # of a client in a round, among many clients and among few,
@@ -138,7 +139,8 @@ def choose(
     if facts is not None:
         notes += _asked_for_persons(recipe, facts.columns)
         recipe = with_table_model(recipe, given, clients, facts)
-    recipe = _with_whole_batches(with_defaults(_with_cohort(recipe, clients, given)), given)
+    recipe = with_defaults(_with_cohort(recipe, clients, given))
+    recipe = _with_secret_batches(recipe, counted, given)
     if facts is not None and recipe.training.method in _OURS:
         recipe, federation, statistics = _with_statistics(recipe, facts, clients, pay, buy)
         notes += statistics
@@ -341,17 +343,33 @@ def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe
     return replace(recipe, training=replace(training, cohort=_COHORT))
 
 
-def _with_whole_batches(recipe: Recipe, given: Collection[str]) -> Recipe:
-    """All records in every step of a linear model, whose loss is convex: noise is then least.
+def _is_linear(recipe: Recipe) -> bool:
+    return recipe.model.name in ("auto", "linear", "logistic") and not recipe.model.hidden
 
-    As secret batches of rate one, which are summed in double precision however many records.
+
+def _with_secret_batches(
+    recipe: Recipe, counted: PublicFacts | Federation, given: Collection[str]
+) -> Recipe:
+    """Choose the share of records, or persons, that is in a step.
+
+    All of them for a linear model, whose loss is convex: few steps are enough, and for a number of
+    steps the noise beside a mean gradient is then least. A network needs many steps, which cost too
+    much with all records of a large client: its steps take secret batches of a bounded expected
+    size. Batches of rate one are secret ones, which are summed in double precision.
     """
     training, keys = recipe.training, ("training.batch_size", "training.batches")
     chosen = any(key in given for key in (*keys, "training.batch_rate", "privacy.adjacency"))
-    linear = recipe.model.name in ("auto", "linear", "logistic") and not recipe.model.hidden
-    if training.method != "dp-sgd" or chosen or not linear:
+    if training.method != "dp-sgd" or chosen:
         return recipe
-    return replace(recipe, training=replace(training, batch_rate=1.0))
+    rate = 1.0
+    if not _is_linear(recipe):
+        unit = one_of(Unit)("privacy.unit", recipe.privacy.unit or Unit.RECORD)
+        if not isinstance(counted, Federation):
+            units = counted.units(unit)
+        else:
+            units = int((counted.persons.sizes if unit is Unit.PERSON else counted.sizes).sum())
+        rate = min(1.0, _NETWORK_BATCH * counted.clients / max(1, units))
+    return replace(recipe, training=replace(training, batch_rate=rate))
 
 
 def _trains_in_steps(federation: Federation, unit: Unit, given: Collection[str]) -> bool:
@@ -468,9 +486,11 @@ def _tuner(
         batch = real.method.local.batch_size or 1
         units = int(unit_sizes(federation, real.method.local).sum())
         records = max(1, min(_MOST_RECORDS, round(units / federation.clients)))
-        noise = min(1.0, records / batch)
-        training = replace(recipe.training, batch_size=min(batch, records))
-        trial = replace(recipe, training=training)
+        fewer = min(batch, records)
+        if recipe.training.batch_rate is not None:  # expected among so many
+            fewer = max(1, round(recipe.training.batch_rate * records))
+        noise = min(1.0, fewer / batch)
+        trial = replace(recipe, training=replace(recipe.training, batch_size=fewer))
     proxies = [
         ProxyTrials(trial, real, Proxy(made, "synthetic"))
         for made in (
@@ -505,7 +525,13 @@ def _sentence(chosen: Recipe, runs: int, *, by_record: bool) -> str:
         person = chosen.privacy.unit == Unit.PERSON
         whose = "each person's mean gradient" if person else "each row's gradient"
         if training.batch_rate == 1:
-            local += " on all rows (best for a convex model)"
+            why = "best for a convex model" if _is_linear(chosen) else "the least noise for few"
+            local += f" on all rows ({why})"
+        elif training.batch_rate is not None:
+            local += (
+                f" on secret batches, each with one row in {1 / training.batch_rate:.3g} (a "
+                "network needs more steps than all rows in each would allow)"
+            )
     averages = chosen.server.average not in (None, Average.NONE)
     averaged = ", the last rounds' models averaged" if averages else ""
     return (
