@@ -177,7 +177,7 @@ class Faults:
         self.playing.fedveil("federation", "resume", "lie", "--home", "hospitals")
 
     def restore(self) -> None:
-        """South's directory is put back from a backup of the last run, and brought up to date.
+        """South's directory is put back from a backup before the run, and brought up to date.
 
         It takes a fresh key for masks, so the run under way has to be stopped.
         """
@@ -212,6 +212,7 @@ class Faults:
 
     def lived(self, name: str) -> Lived:
         """Carry out a run in which the fault of this name happens."""
+        self._back_up()
         began = time.perf_counter()
         wanted = ("--name", name, "--home", "hospitals", "--detach")
         self.playing.fedveil("federation", "run", "recipe.toml", *wanted)
@@ -229,6 +230,8 @@ class Faults:
         self.link.lasts, self.link.piece, self.link.delay = None, 0, 0.0
         for name in [name for name, one in self.playing.variables.items() if one]:
             self.restart(name)
+
+    def _back_up(self) -> None:
         copy = self.folder / "backup"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.folder / DISK / "south", copy, ignore=shutil.ignore_patterns("*.sock"))
