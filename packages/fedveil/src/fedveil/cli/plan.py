@@ -55,7 +55,7 @@ _OPTIONS: dict[str, console.Options] = {
         "--spent-epsilon": (float, "used up before", 0.0),
         "--spent-delta": (float, "used up before", 0.0),
     },
-    "a table of your own: what fedveil run would choose": own_data.OPTIONS,
+    "what to train on, and what to protect, as of fedveil run": own_data.OPTIONS,
     "tuning on private data, charged to the budget": {
         "--tune-on-private-data": (bool, "train, and keep the best of some runs"),
         "--tuning-mean": (float, "runs on average (10)", 10.0),

@@ -30,7 +30,6 @@ _seed.__name__ = "whole number or the word none"  # argparse shows it
 
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
-    **own_data.OPTIONS,
     "--seed N": (_seed, "repeatable simulation instead of protected noise; none: without one"),
     "--output DIR": (Path, "a new run directory"),
     "--resume DIR": (Path, "go on with this run"),
@@ -55,6 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a TOML recipe, or the name of one that comes with fedveil; none: the default job",
     )
     console.add_options(parser, _OPTIONS)
+    console.add_options(parser, own_data.OPTIONS, "what to train on, and what to protect")
 
 
 def execute(args: argparse.Namespace) -> int:
