@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 import fedveil as fv
 from fedveil.cli import console, main
@@ -43,6 +43,11 @@ def _call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, 
     code = main(list(map(str, arguments)))
     shown = capsys.readouterr()
     return code, shown.out, shown.err
+
+
+def _columns(home: Path) -> dict[str, Any]:
+    table = csv.read_csv(home / "t.csv")
+    return {name: table.column(name) for name in table.column_names}
 
 
 @pytest.mark.parametrize("given", [(), TABLE, (*TABLE, "--unit", "record")])
@@ -89,6 +94,46 @@ def test_a_budget_buys_statistics_and_a_schema_that_carries_their_cost(
             fv.from_table(home / "t.csv", label="y", client_column="grade", schema=schema)
     assert _call(capsys, *arguments)[0] == 2  # the folder is there
     assert _call(capsys, "data", "statistics", home / "t.csv")[0] == 2  # no budget
+
+
+@pytest.mark.parametrize(("label", "method"), [("y", "dp-sgd"), ("age", "moments")])
+def test_a_table_of_persons_is_certified_by_default(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str, method: str
+) -> None:
+    """Two thousand persons with two rows each, of one owner, pay for statistics of the columns."""
+    words = (
+        "--person-column",
+        "who",
+        "--label",
+        label,
+        "--output",
+        tmp_path / "run",
+        "--no-report",
+    )
+    code, out, error = _call(capsys, "run", "--data", home / "t.csv", *words, "--json")
+    assert code == 0, error
+    found = json.loads(out)
+    guarantee = found["guarantee"]
+    assert guarantee["certified"], guarantee["reason"]
+    assert (guarantee["unit"], guarantee["adjacency"]) == ("person", "zero-out")
+    assert found["method"] == method
+    assert guarantee["epsilon"] <= 4
+    assert not found["useless"]
+
+
+def test_statistics_of_persons_are_for_these_persons_alone(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "statistics"
+    words = ("--person-column", "who", "--epsilon", 2, "--output", folder)
+    assert _call(capsys, "data", "statistics", home / "t.csv", *words)[0] == 0
+    given = {"label": "y", "classes": ["no", "yes"], "schema": folder / "schema.json"}
+    rows = pa.table({**_columns(home), "site": [0] * ROWS})
+    used = fv.from_table(rows, client_column="site", person_column="who", **given)
+    assert used.bought is not None
+    assert used.bought.unit is Unit.PERSON
+    with pytest.raises(fv.PrivacyRefusal, match="person"):
+        fv.from_table(rows, client_column="site", person_column="grade", **given)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def public_facts(
         if not clients:
             raise ConfigError(f"{path}: no row has a client (column {client_column!r})")
 
+    @cache
     def count(unit: Unit) -> int:
         if unit is not Unit.PERSON:
             if named is not None:
