@@ -96,9 +96,9 @@ def test_a_budget_buys_statistics_and_a_schema_that_carries_their_cost(
     assert _call(capsys, "data", "statistics", home / "t.csv")[0] == 2  # no budget
 
 
-@pytest.mark.parametrize(("label", "method"), [("y", "dp-sgd"), ("age", "moments")])
+@pytest.mark.parametrize("label", ["y", "age"])
 def test_a_table_of_persons_is_certified_by_default(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str, method: str
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str
 ) -> None:
     """Two thousand persons with two rows each, of one owner, pay for statistics of the columns."""
     words = (
@@ -116,7 +116,7 @@ def test_a_table_of_persons_is_certified_by_default(
     guarantee = found["guarantee"]
     assert guarantee["certified"], guarantee["reason"]
     assert (guarantee["unit"], guarantee["adjacency"]) == ("person", "zero-out")
-    assert found["method"] == method
+    assert found["method"] == "dp-sgd"
     assert guarantee["epsilon"] <= 4
     assert not found["useless"]
 

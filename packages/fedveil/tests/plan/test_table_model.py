@@ -20,9 +20,10 @@ def chosen(clients: int, **values: Any) -> Recipe:
 
 
 @pytest.mark.parametrize("more", [{}, {"privacy__epsilon": 1.0}, {"seed": 3}, {"data__task": "x"}])
-def test_rows_get_moments_on_bins(more: dict[str, Any]) -> None:
-    found = chosen(5, privacy__unit="record", **more)
-    assert found.training.method == "moments"
+@pytest.mark.parametrize("unit", ["record", "person"])
+def test_rows_and_persons_get_few_gradients_on_bins(unit: str, more: dict[str, Any]) -> None:
+    found = chosen(5, privacy__unit=unit, **more)
+    assert (found.training.method, found.training.batch_rate) == ("dp-sgd", 1.0)
     assert found.data.bins is not None
 
 

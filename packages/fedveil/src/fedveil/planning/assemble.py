@@ -40,6 +40,7 @@ from fedveil.training.models.features import FeatureMap, named_features, with_fe
 from fedveil.training.models.frozen import start_from
 from fedveil.training.models.losses import ClassWeights
 from fedveil.training.models.zoo import build
+from fedveil.training.server.averaging import Average
 
 __all__ = [
     "features_of",
@@ -134,6 +135,7 @@ def federation_of(data: DataSection, offer: Offer | None = None, rows: Any = Non
     return federation
 
 
+_STEPS, _MOMENTUM = 40, 0.8  # of gradients on bins; twice as many steps change little
 _FEW_CLIENTS = 2000  # fewer learn more from local steps than from noisy moments
 # Whoever sets anything else has a model or a training in mind.
 _OF_EVERY_METHOD = ("data.", "evaluation.", "engine.", "aggregation.")
@@ -155,9 +157,10 @@ def with_table_model(
         facts: What is public about the table.
 
     Returns:
-        Numbers in bins and one release of moments (`methods.moments`), where the user has set
-        nothing that asks for another method; else the recipe itself. Texts have too many inputs
-        for their moments.
+        Numbers in bins, and few noisy gradients of all rows, or of clients one release of moments
+        (`methods.moments`), where the user has set nothing that asks for another method; else the
+        recipe itself. Gradients see the loss's true curvature, which in moments is noise where
+        units are few. Texts have too many inputs.
     """
     settled = all(key.startswith(_OF_EVERY_METHOD) or key in _OF_MOMENTS for key in given)
     linear = replace(recipe.model, name="auto") == ModelSection()
@@ -175,7 +178,11 @@ def with_table_model(
         noise = gaussian_noise(privacy.epsilon or 4.0, privacy.delta or default_delta(units))
         columns = len(facts.columns) - 2  # without label and client
         recipe = replace(recipe, data=replace(recipe.data, bins=bins_for(units, columns, noise)))
-    if unit is Unit.CLIENT and privacy.trust is None:
+    if unit is not Unit.CLIENT:
+        training = replace(recipe.training, method="dp-sgd", rounds=_STEPS, batch_rate=1.0)
+        server = replace(recipe.server, momentum=_MOMENTUM, average=Average.TAIL.value)
+        return replace(recipe, training=training, server=replace(server, average_setting=0.5))
+    if privacy.trust is None:
         hidden = recipe.aggregation.secure not in (None, SecureMode.NONE)
         trust = Trust.DISTRIBUTED if hidden else Trust.CENTRAL
         recipe = replace(recipe, privacy=replace(privacy, trust=trust.value))

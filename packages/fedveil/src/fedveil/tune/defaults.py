@@ -74,9 +74,9 @@ _FRESH = (5, 15)  # seeds: all of the first, or most of the last, say whether it
 _BETTER = 0.005  # of the logarithm of a loss, by which a change must pay
 _LEARNT = 0.95  # of the constant answer's error: a result above it is hardly a result
 # Of steps on bins, chosen on tables CHOSEN_ON of benchmarks/own_data_peers.py.
-_STEPS_ON_BINS = 40
-_MOMENTUM = 0.8
-_PATH, _PATH_POWER = 3.5, 0.7  # learning rates of all steps together, by units beside the noise
+_PATH, _PATH_POWER = 3.0, 0.7  # rates of all steps times curvature, by units beside the noise
+_FARTHEST_ERROR = 2.5  # deviations of the label at which an error is clipped
+_SUREST = 0.7  # error of a probability at which it is clipped
 EFFORT = 30_000.0  # of the search, in about milliseconds
 _BOX = {"rounds": (1.0, 6.0), "reach": (-8.0, 8.0), "stride": (-6.0, 4.0)}  # exponents of two
 _FARTHEST = 8  # of rounds and stride together: what lies beyond takes minutes
@@ -136,21 +136,23 @@ def choose(
         raise RuntimeError("data have facts, or are read")
     clients = recipe.privacy.public_clients or counted.clients
     recipe, notes = _with_unit(recipe, clients, given)
+    settled = False  # whether there is nothing to tune
     if facts is not None:
         notes += _asked_for_persons(recipe, facts.columns)
-        recipe = with_table_model(recipe, given, clients, facts)
+        asked, recipe = recipe, with_table_model(recipe, given, clients, facts)
+        settled = recipe is not asked
     recipe = with_defaults(_with_cohort(recipe, clients, given))
     recipe = _with_secret_batches(recipe, counted, given)
     if facts is not None and recipe.training.method in _OURS:
         recipe, federation, statistics = _with_statistics(recipe, facts, clients, pay, buy)
         notes += statistics
     federation = federation or federation_of(recipe.data)
-    if recipe.training.method == "moments":
+    if settled or recipe.training.method == "moments":
         how = "one noisy sum of second moments"
-        unit = one_of(Unit)("privacy.unit", recipe.privacy.unit)
-        if facts is not None and _trains_in_steps(federation, unit, given):
+        if facts is not None and recipe.training.method == "dp-sgd":
+            unit = one_of(Unit)("privacy.unit", recipe.privacy.unit)
             recipe = _with_noisy_steps(recipe, federation, facts.units(unit))
-            how = f"the rows, in {_STEPS_ON_BINS} noisy steps on all of them"
+            how = f"the rows, in {recipe.training.rounds} noisy steps on all of them"
         said = (
             f"Model: numbers are cut into about {recipe.data.bins} bins, and a linear model is "
             f"fitted to {how}. Nothing was tuned; --set training.method=dp-sgd (or dp-fedavg) "
@@ -372,49 +374,32 @@ def _with_secret_batches(
     return replace(recipe, training=replace(training, batch_rate=rate))
 
 
-def _trains_in_steps(federation: Federation, unit: Unit, given: Collection[str]) -> bool:
-    """Return whether classes of rows or persons are learnt by gradients instead of moments.
-
-    Gradients see the true curvature of the loss, which in moments is noise where rows are few.
-    """
-    classes = federation.task is Task.CLASSIFICATION and federation.encoder is not None
-    return classes and unit is not Unit.CLIENT and "training.method" not in given
-
-
 def _with_noisy_steps(recipe: Recipe, federation: Federation, units: int) -> Recipe:
-    """Return the recipe of a logistic regression on bins by few noisy gradients of all rows.
+    """Return the recipe with rate and clip of few noisy gradients of all rows, on bins.
 
-    Each of `columns` has one input that is 1, so that every row has the same length and its
-    gradient is known to be about as long. How far the model may go follows from the units' signal
-    beside the noise.
+    Each column has one input that is 1, so every row has the same length, and how long its gradient
+    is follows from its error alone. How far the model may go follows from the units' signal beside
+    the noise.
 
     Args:
-        recipe: With a unit of record or person.
-        federation: A table of classes.
+        recipe: With a unit of record or person, and the number of rounds.
+        federation: A table.
         units: How many rows or persons there are; public.
     """
-    privacy = recipe.privacy
-    epsilon = privacy.epsilon or 4.0
-    signal = units / gaussian_noise(epsilon, privacy.delta or default_delta(units))
-    square = 1.0 + len(federation.encoder.columns if federation.encoder else federation.features)
-    path = _PATH * signal**_PATH_POWER
-    rate = 2 / square * (1 - _MOMENTUM) * path / _STEPS_ON_BINS
-    chosen = replace(
+    privacy, server = recipe.privacy, recipe.server
+    epsilon, delta = privacy.epsilon or 4.0, privacy.delta or default_delta(units)
+    path = _PATH * (units / gaussian_noise(epsilon, delta)) ** _PATH_POWER
+    rate = path / recipe.training.rounds * (1 - server.momentum) / _curvature(federation)
+    error = {
+        Task.REGRESSION: _FARTHEST_ERROR,
+        Task.MULTI_LABEL: _SUREST / math.sqrt(max(1, federation.classes)),
+    }.get(federation.task, _SUREST * math.sqrt(2))  # a row of classes moves two of them
+    clip = error * math.sqrt(_columns(federation))
+    return replace(
         recipe,
-        method={},  # moments had settings of their own
-        training=replace(
-            recipe.training,
-            method="dp-sgd",
-            rounds=_STEPS_ON_BINS,
-            learning_rate=short(rate),
-            batch_rate=1.0,
-        ),
-        privacy=replace(privacy, clip_norm=short(math.sqrt(square))),
-        server=replace(
-            recipe.server, momentum=_MOMENTUM, average=Average.TAIL.value, average_setting=0.5
-        ),
+        training=replace(recipe.training, learning_rate=short(rate)),
+        privacy=replace(privacy, clip_norm=short(clip)),
     )
-    return with_defaults(chosen)
 
 
 class TableSpace(Space):
@@ -573,10 +558,15 @@ _CHOSEN = (
 )
 
 
+def _columns(federation: Federation) -> float:
+    """Return how many numbers of about one a row holds, with the constant."""
+    encoder = federation.encoder
+    return 1.0 + (math.prod(federation.input_shape) if encoder is None else len(encoder.columns))
+
+
 def _curvature(federation: Federation) -> float:
     """The largest curvature of a linear model's mean loss on standardised inputs of this shape."""
-    encoder = federation.encoder
-    length = 1.0 + (math.prod(federation.input_shape) if encoder is None else len(encoder.columns))
+    length = _columns(federation)
     if federation.task is Task.MULTI_LABEL:  # a mean over labels, each with weights of its own
         return length / (4 * federation.classes)
     return length if federation.task is Task.REGRESSION else length / 2
