@@ -28,7 +28,6 @@ from fedveil.privacy.accounting import account
 from fedveil.privacy.budgets import (
     largest_rate,
     largest_scale,
-    rated_guarantee,
     rated_releases,
     scaled_releases,
 )
@@ -249,9 +248,10 @@ def own_epsilons(
     brought = noise.facts.federation.own_epsilons
     if brought is None:
         return
-    releases, terms = noise.releases(noise.facts.rounds), _account(noise, model, delta)
+    releases = noise.releases(noise.facts.rounds)
     for level, rate in rates:
-        epsilon = at_most(rated_guarantee(releases, rate, **terms).epsilon)
+        found = _accounted(noise, rated_releases(releases, rate), model, delta)
+        epsilon = at_most(found.epsilon)
         how = f"whose coins have bias {at_most(rate)}"
         count = int(np.count_nonzero(brought == level))
         yield template.format(count, len(brought), "person", how, epsilon, "person")
@@ -262,6 +262,13 @@ def own_guarantee(
 ) -> Guarantee:
     """Account the whole run for a client that gives a share."""
     listed = restrained(noise, noise.releases(noise.facts.rounds), share)
+    return _accounted(noise, listed, model, delta)
+
+
+def _accounted(
+    noise: NoisePlacement, listed: Sequence[Release], model: PrivacyModel, delta: float
+) -> Guarantee:
+    """Account releases, beside those to which everybody contributes in full."""
     return account([*listed, *noise.facts.bought], privacy_model=model, delta=delta)
 
 

@@ -55,29 +55,6 @@ def scaled_guarantee(
     return account(listed, privacy_model=privacy_model, delta=delta)
 
 
-def rated_guarantee(
-    releases: Sequence[Release],
-    rate: float,
-    *,
-    privacy_model: PrivacyModel,
-    delta: float,
-    in_full: Sequence[Release] = (),
-) -> Guarantee:
-    """Account a run of secret samples for a unit whose own coin has a smaller bias.
-
-    Args:
-        releases: Releases of `PoissonSampled`.
-        rate: At most that of the others, fixed before the first round without looking at data.
-        privacy_model, delta, in_full: As for `scaled_guarantee`.
-
-    Returns:
-        The guarantee of this unit: given all other coins, its own bias is all that counts.
-    """
-    return account(
-        [*rated_releases(releases, rate), *in_full], privacy_model=privacy_model, delta=delta
-    )
-
-
 def largest_scale(releases: Sequence[Release], **asked: Any) -> float:
     """Return the largest scale of its own clip with which a unit keeps to its own epsilon.
 
