@@ -12,8 +12,9 @@ from importlib import import_module, resources
 from inspect import signature
 from itertools import product
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from fedveil.core.arguments import one_of
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.report.store import Outcome
 from fedveil_lab.reproduction.case import Case, Label
@@ -172,10 +173,10 @@ def _cases(
     keys = {key: value for key, value in given.items() if "." in key}
     for case in found.values():
         for key, value in keys.items():
-            if dict(case.values).get(key) != value:
+            if dict(case.values).get(key) != value or not _is_read(key):
                 raise ConfigError(
                     f"--set {key}: the page decides it for {case.described()!r}. Set what it "
-                    f"follows from: {_settings_of(make)}"
+                    f"follows from: {', '.join(_settings_of(make))}"
                 )
         if keys and "run" not in page:
             from fedveil.planning.unread import refuse_unread
@@ -185,18 +186,34 @@ def _cases(
     return tuple(found.values())
 
 
+# Keys that a case's own data and noise decide, or that only `fedveil run` reads.
+_NOT_READ = (
+    *("data.", "evaluation.", "privacy.epsilon", "privacy.delta", "privacy.noise_multiplier"),
+    *("privacy.arithmetic", "privacy.budgets", "privacy.tuned_on", "privacy.trusted_parts"),
+    *("training.class_weights", "training.batches", "training.batch_rate"),
+)
+_OF_MODEL = ("model.name", "model.hidden", "model.input_norm")
+
+
+def _is_read(key: str) -> bool:
+    return key in _OF_MODEL if key.startswith("model.") else not key.startswith(_NOT_READ)
+
+
 _NOT_SETTINGS = ("scale", "recipe", "labels", "published", "seeds", "best")
 
 
 def _made(
     make: Callable[..., Case], scale: Scale, recipe: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Case:
-    for name in settings:
-        if name not in signature(make).parameters:
+    hints = get_type_hints(make)
+    for name, value in settings.items():
+        if name not in hints:
             raise ConfigError(
                 f"--set {name}: the cases of this page have no such setting. Give a recipe key, as "
-                f"training.rounds, or one of {_settings_of(make)}"
+                f"training.rounds, or one of {', '.join(_settings_of(make))}"
             )
+        if get_origin(hints[name]) is Literal:
+            one_of(get_args(hints[name]))(name, value)
     try:
         return make(scale, recipe, **settings)
     except FedveilError:
@@ -206,8 +223,8 @@ def _made(
         raise ConfigError(f"--set: the page has no case with {told} ({error!r})") from None
 
 
-def _settings_of(make: Callable[..., Case]) -> str:
-    return ", ".join(name for name in signature(make).parameters if name not in _NOT_SETTINGS)
+def _settings_of(make: Callable[..., Case]) -> list[str]:
+    return [name for name in signature(make).parameters if name not in _NOT_SETTINGS]
 
 
 def _grid(block: Mapping[str, Any], change: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

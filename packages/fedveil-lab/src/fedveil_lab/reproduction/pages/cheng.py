@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accounting import PrivacyModel
@@ -37,11 +37,11 @@ def images(
     scale: Scale,
     recipe: Mapping[str, Any],
     *,
-    dataset: str,
+    dataset: Literal["femnist", "cifar10"],
     method: str,
     clip: float = 0.3,
     epsilon: float = 8.0,
-    noise: str = "certified",
+    noise: Literal["certified", "paper", "none"] = "certified",
     alpha: float = 1.0,
     labels: Sequence[str] = (),
     setting: str = "",
@@ -57,7 +57,7 @@ def images(
     Args:
         scale: Which of the data set's two sizes is run, unless `size` says.
         recipe: Recipe keys that differ from the data set's and the method's own.
-        dataset: `femnist` or `cifar10`.
+        dataset: Which federation.
         method: One of `VARIANTS`.
         clip: S; where all methods meet, and the paper's best on CIFAR-10, unless given.
         epsilon: The budget of certified and claimed noise.

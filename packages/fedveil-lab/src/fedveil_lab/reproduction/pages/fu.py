@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
+from fedveil.core.arguments import count
 from fedveil_lab.reproduction.case import (
     Case,
     Certified,
@@ -71,7 +72,7 @@ def lending(
     T: int,
     E: Label = 1,
     power: float | None = None,
-    noise: str = "paper",
+    noise: Literal["paper", "certified"] = "paper",
     clients: int = 5000,
     everyone: bool = False,
     reading: str = "",
@@ -85,6 +86,7 @@ def lending(
 
     `clients = 0` are as many clients of 80 loans as the source's files allow, 5,000 at most.
     """
+    count("T", T)
     most = loans_at_hand() // LOANS
     clients = clients or min(5000, most)
     each = (("per_client", LOANS),) if clients < most else ()
@@ -129,7 +131,7 @@ def femnist(
     recipe: Mapping[str, Any],
     *,
     labels: Sequence[str],
-    noise: str,
+    noise: Literal["paper", "certified", "one step", "paper's average"],
     epsilon: Label,
     T: int,
     E: int,
@@ -142,6 +144,7 @@ def femnist(
     A tenth of the clients take part in a round. With a `cap` on their images the writers are the
     clients at both scales, and noise `paper's average` is as long as if there were 3,500 of them.
     """
+    count("T", T)
     dealt, rounds = scale is Scale.QUICK and not cap, max(1, round(T / E))
     of_writers = Data("femnist", (("cap", cap),) if cap else ())
     data = Data("femnist", (("clients", WRITERS), ("cap", 12)), "iid") if dealt else of_writers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fedveil_lab.reproduction.case import Case, Certified, Claimed, Data, Noise, labelled
 from fedveil_lab.reproduction.claims.hu import paper_hu_epsilon, paper_hu_noise_std, zcdp_rho
@@ -15,7 +15,6 @@ from fedveil_lab.reproduction.experiment import Scale, table_of
 
 MODELS = table_of("hu")["models"]
 CLIENTS, COHORT, RECORDS, BATCH, DELTA = 16, 10, 2442, 32, 1e-4
-METHODS = ("secure sum", "no secure sum", "DP-SGD")
 
 
 def adult(
@@ -23,14 +22,14 @@ def adult(
     recipe: Mapping[str, Any],
     *,
     labels: Sequence[str],
-    model: str,
+    model: Literal["logistic", "network", "raw"],
     tau: int,
     rounds: int,
-    method: str = METHODS[0],
-    noise: str = "paper",
+    method: Literal["secure sum", "no secure sum", "DP-SGD"] = "secure sum",
+    noise: Literal["paper", "certified"] = "paper",
     epsilon: float | None = None,
     sigma: float = 0.0,
-    place: str = "gradient",
+    place: Literal["gradient", "model"] = "gradient",
     every: int | None = None,
     measures: Sequence[Any] = (),
 ) -> Case:
@@ -43,7 +42,7 @@ def adult(
         model: One of `MODELS`.
         tau: Local steps.
         rounds: T.
-        method: One of `METHODS`.
+        method: Noisy steps with or without a secure sum, or one step of all.
         noise: `paper` or `certified`, for a given epsilon.
         epsilon: The budget; without one, `sigma` is.
         sigma: The noise's standard deviation.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from fedveil_lab.reproduction.experiment import Scale, table_of
 
 TABLE = table_of("liang")
 PUBLISHED, TASKS = TABLE["published"], TABLE["tasks"]
+Sampling = Literal["fixed", "poisson"]
 CLIENTS, EPSILONS = 1000, (6, 7, 8, 9)
 # The share of independent noise, as a standard deviation, that smoothing of a strength leaves.
 LEFT = {s: round(((1 + 2 * s) / (1 + 4 * s) ** 1.5) ** 0.5, 3) for s in (0, 1, 2, 3)}
@@ -65,12 +66,12 @@ def mnist(
     recipe: Mapping[str, Any],
     *,
     labels: Sequence[str],
-    sampling: str,
+    sampling: Sampling,
     epsilon: int,
-    noise: str,
+    noise: Literal["paper", "certified"],
     smoothing: int = 0,
-    pixels: str = "unit",
-    method: str = "",
+    pixels: Literal["unit", "standard"] = "unit",
+    method: Literal["", "none", "smoothing", "shorter step"] = "",
     strength: int = 0,
     every: int | None = None,
 ) -> Case:
@@ -100,10 +101,10 @@ def network(
     recipe: Mapping[str, Any],
     *,
     labels: Sequence[str],
-    task: str,
-    sampling: str,
+    task: Literal["svhn", "cnn", "shakespeare"],
+    sampling: Sampling,
     z: float,
-    noise: str = "paper",
+    noise: Literal["paper", "certified", "none"] = "paper",
     smoothing: float | str = 0.0,
     step: float = 1.0,
     method: str = "",
@@ -181,7 +182,7 @@ def automatic(
     scale: Scale,
     recipe: Mapping[str, Any],
     *,
-    noise: str,
+    noise: Literal["paper", "certified"],
     epsilon: float,
     method: str,
     labels: Sequence[str] = (),
