@@ -99,6 +99,24 @@ def test_wrong_classes_are_refused_before_statistics_are_bought(
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
+def test_what_a_finished_run_cannot_be_asked(fedveil: Shell, tmp_path: Path) -> None:
+    assert fedveil("run", *SMALL, "--output", "out", "--quiet", "--no-report").code == 0
+    for line in (
+        ["calibrate", "out", "--epsilon", "2"],
+        ["account", "out", "--rounds", "3"],
+        ["report", "out", "--output", "."],
+        ["report", "out", "--output", "nowhere/x.html"],
+    ):
+        assert fedveil(*line).refused, line
+
+
+@pytest.mark.parametrize(
+    "words", [["list", "digits"], ["show", "digits", "--epsilon", "1"], ["list", "--label", "a"]]
+)
+def test_data_refuses_what_its_action_does_not_use(fedveil: Shell, words: list[str]) -> None:
+    assert fedveil("data", *words).refused
+
+
 def test_a_run_that_nothing_can_be_tested_on_says_so(fedveil: Shell, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x,grade\n" + "1,A\n2,B\n" * 200)
     options = ["--data", "t.csv", "--label", "grade", "--classes", "C,D", "--quiet", "--json"]

@@ -23,8 +23,8 @@ from fedveil.data.sources.synthetic import NAMES, WHAT, Synthetic
 if TYPE_CHECKING:
     from fedveil.data.statistics import Summary
 
-_OPTIONS: console.Options = {
-    "--data-dir": (Path, "local copies, instead of FEDVEIL_DATA"),
+_OPTIONS: console.Options = {  # the words before the colon are the actions that take an option
+    "--data-dir": (Path, "list, show: local copies, instead of FEDVEIL_DATA"),
     "--label": (str, "schema, statistics: the column to predict"),
     "--label-separator": (str, "schema: between the classes of a cell that names any number"),
     "--client-column": (str, "schema, statistics: the column that says whose row it is"),
@@ -54,6 +54,12 @@ def execute(args: argparse.Namespace) -> int:
     if args.action != "list" and args.name is None:
         wanted = "a data set (see fedveil data list)" if args.action == "show" else "a file"
         raise ConfigError(f"fedveil data {args.action}: name {wanted}")
+    if args.action == "list" and args.name is not None:
+        raise ConfigError(f"{args.name}: say more about it with: fedveil data show {args.name}")
+    for option, (_, text) in _OPTIONS.items():
+        used = args.action in text.partition(":")[0].split(", ")
+        if not used and getattr(args, option[2:].replace("-", "_")) is not None:
+            raise ConfigError(f"{option}: fedveil data {args.action} has no use for it. Remove it.")
     return _ACTIONS[args.action](args)
 
 
@@ -139,8 +145,6 @@ def _statistics(args: argparse.Namespace) -> int:
 
     if args.epsilon is None:
         raise ConfigError("--epsilon: say how much of the privacy budget to spend, as 1")
-    if args.label_separator is not None:
-        raise ConfigError("--label-separator: statistics take cells as they are. Leave it out.")
     path = Path(args.name)
     folder: Path = args.output or Path(f"{title(path)}.statistics")
     client = args.client_column or (FILE if is_many(path) else None)

@@ -21,6 +21,8 @@ def digest_of(path: Path | str) -> str:
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace a file whole or not at all; a failed write leaves nothing behind."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:

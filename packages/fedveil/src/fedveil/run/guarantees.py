@@ -55,6 +55,11 @@ def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, P
     path = recipes.recipe_file(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or recipe")
+    if path.is_dir() and epsilon is not None:
+        raise ConfigError(
+            f"--epsilon: {path} is a run, whose budget is spent. Name its recipe instead "
+            f"({path / RECIPE})."
+        )
     return _of_run(path) if path.is_dir() else (_of_recipe(path, epsilon), None)
 
 
