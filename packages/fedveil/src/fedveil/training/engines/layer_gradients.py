@@ -375,11 +375,19 @@ class ConvolutionLayer(Layer):
         own = cast(nn.Conv2d, self.module)
         return own.stride, self.padding, own.dilation, False, [0] * len(self.padding), own.groups
 
+    def _arranged(self, images: Tensor) -> Tensor:
+        """Return images or kernels in the layer's order of memory.
+
+        Of one channel they count as being in any order, and torch then takes the slow one for the
+        outputs: so their strides are set as well.
+        """
+        return images.contiguous(memory_format=self._memory).to(memory_format=self._memory)
+
     def _kernel(self) -> Tensor:
-        return cast(Tensor, self.value("weight")).contiguous(memory_format=self._memory)
+        return self._arranged(cast(Tensor, self.value("weight")))
 
     def run(self, inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        images = inputs.flatten(0, 1).contiguous(memory_format=self._memory)
+        images = self._arranged(inputs.flatten(0, 1))
         outputs = torch.convolution(images, self._kernel(), self.value("bias"), *self._geometry())
         return (_split(outputs, inputs),), ()
 
@@ -399,9 +407,8 @@ class ConvolutionLayer(Layer):
     def back(
         self, inputs: Tensor, kept: tuple[Tensor, ...], errors: tuple[Tensor, ...], needed: bool
     ) -> Tensor | None:
-        error = errors[0].flatten(0, 1).contiguous(memory_format=self._memory)
+        error, images = (self._arranged(one.flatten(0, 1)) for one in (errors[0], inputs))
         each = _split(error, inputs)
-        images = inputs.flatten(0, 1).contiguous(memory_format=self._memory)
 
         def kernels() -> Part:
             part = Patches(self, _split(images, inputs), each)
