@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedveil.core.errors import ConfigError, FedveilError
+from fedveil.core.errors import ConfigError
 from fedveil.privacy import ledger_anchor
 
 VERSION = 2
@@ -34,6 +34,11 @@ EXHAUSTED = 1e-9  # the budget of a ledger that allows nothing any more
 _APPLICATION = 0x66766C31  # marks the file as ours
 _LOCK_SECONDS = 60.0
 _LONGEST_EVENT = 1 << 16  # bytes; the terms of a release have at most 4096
+
+
+class LedgerFault(ConfigError):
+    """The file of a ledger cannot be used; what it says is its owner's to know."""
+
 
 Body = dict[str, Any]
 Head = tuple[int, str]  # number of events, digest of the last
@@ -90,7 +95,7 @@ class Events:
         before, expected = "", 1
         for *event, digest in self.database.execute("SELECT * FROM events ORDER BY seq"):
             if event[0] != expected or digest != _digest(before, tuple(event)):
-                raise ConfigError(
+                raise LedgerFault(
                     f"client ledger {self._path}: event {expected} was altered; it allows nothing "
                     "any more"
                 )
@@ -99,13 +104,13 @@ class Events:
         for count, digest in (kept, noted or NONE):
             row = self.database.execute("SELECT digest FROM events WHERE seq = ?", (count,))
             if count and row.fetchone() != (digest,):
-                raise ConfigError(
+                raise LedgerFault(
                     f"client ledger {self._path}: lacks its event {count}: its end was cut, or an "
                     "older copy was put back; it allows nothing any more"
                 )
         events = self.head()[0]
         if events > kept[0] + 1:
-            raise ConfigError(
+            raise LedgerFault(
                 f"client ledger {self._path}: has {events} events, its head knows {kept[0]}: the "
                 "head is missing, or an older copy of it was put back"
             )
@@ -176,11 +181,11 @@ def transaction(path: Path) -> Iterator[Events]:
             with suppress(OSError, RuntimeError):  # `check_anchor` says what is wrong
                 _copy(database, name)
     except sqlite3.OperationalError as error:
-        raise FedveilError(f"client ledger {path}: {error}; nothing was written") from None
+        raise LedgerFault(f"client ledger {path}: {error}; nothing was written") from None
     except sqlite3.DatabaseError as error:
-        raise ConfigError(f"client ledger {path}: not a ledger, or damaged: {error}") from None
+        raise LedgerFault(f"client ledger {path}: not a ledger, or damaged: {error}") from None
     except OSError as error:
-        raise FedveilError(f"client ledger {path}: its head cannot be kept: {error}") from None
+        raise LedgerFault(f"client ledger {path}: its head cannot be kept: {error}") from None
     finally:
         _OPEN.events.pop(path, None)
         if database is not None:
@@ -191,12 +196,12 @@ def check_anchor(path: Path) -> None:
     """Check that the ledger's note and the copy of its events are kept, and can be.
 
     Raises:
-        ConfigError: they are missing, or cannot be written.
+        LedgerFault: they are missing, or cannot be written.
     """
     with transaction(path) as events:
         name = events.name()
         if ledger_anchor.noted(name) is None:
-            raise ConfigError(
+            raise LedgerFault(
                 f"client ledger {path}: there is no note of how far it had come, so an older copy "
                 "would not be noticed. If it was moved here or put back from a backup, run fedveil "
                 "site restore; otherwise set XDG_STATE_HOME to the directory with its note."
@@ -205,7 +210,7 @@ def check_anchor(path: Path) -> None:
             ledger_anchor.place_of(name).open("r+b").close()
             _copy(events.database, name)
         except (OSError, RuntimeError) as error:
-            raise ConfigError(
+            raise LedgerFault(
                 f"client ledger {path}: its note cannot be written: {error}. Set XDG_STATE_HOME "
                 "to a directory that this account can write and backups of the site do not cover."
             ) from None
@@ -221,7 +226,7 @@ def restore(path: Path) -> int:
         How many events it lacked.
 
     Raises:
-        ConfigError: the copy of its events is missing, or of another ledger.
+        LedgerFault: the copy of its events is missing, or of another ledger.
     """
     with _put_back(path) as events:
         count, digest = events.head()
@@ -229,12 +234,12 @@ def restore(path: Path) -> int:
             place = _copy_place(events.name())
             rows = [json.loads(line) for line in place.read_text().splitlines()]
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigError(
+            raise LedgerFault(
                 f"client ledger {path}: the copy of its events cannot be read: {error}. Where it "
                 "is lost, fedveil site restore --exhaust lets the ledger allow nothing any more."
             ) from None
         if not 0 < count <= len(rows) or rows[count - 1][-1] != digest:
-            raise ConfigError(f"client ledger {path}: not an older copy of the ledger noted here")
+            raise LedgerFault(f"client ledger {path}: not an older copy of the ledger noted here")
         for row in rows[count:]:
             events.database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
         return len(rows) - count
@@ -263,7 +268,7 @@ def _put_back(path: Path) -> Iterator[Events]:
         _check_kind(database, path)
         events = Events(database, path)
         if events.head() == NONE:
-            raise ConfigError(f"client ledger {path}: empty")
+            raise LedgerFault(f"client ledger {path}: empty")
         yield events
         _place(path).unlink(missing_ok=True)
         write_head(path, events.head())
@@ -273,7 +278,7 @@ def _put_back(path: Path) -> Iterator[Events]:
         with suppress(OSError, RuntimeError):
             _copy(database, events.name())
     except sqlite3.Error as error:
-        raise ConfigError(f"client ledger {path}: not a ledger, or damaged: {error}") from None
+        raise LedgerFault(f"client ledger {path}: not a ledger, or damaged: {error}") from None
     finally:
         if database is not None:
             database.close()
@@ -311,9 +316,9 @@ def _check_kind(database: sqlite3.Connection, path: Path) -> None:
         for statement in _SCHEMA:
             database.execute(statement)
     elif application != _APPLICATION:
-        raise ConfigError(f"client ledger {path}: this is another program's database")
+        raise LedgerFault(f"client ledger {path}: this is another program's database")
     elif version != VERSION:
-        raise ConfigError(f"client ledger {path}: version {version}, not {VERSION}")
+        raise LedgerFault(f"client ledger {path}: version {version}, not {VERSION}")
 
 
 def _digest(before: str, event: tuple[Any, ...]) -> str:
@@ -328,7 +333,7 @@ def read_head(path: Path) -> Head:
         return NONE
     found = ledger_anchor.parse_note(data)
     if data and found is None:
-        raise ConfigError(f"client ledger {path}: its head {_place(path)} is damaged")
+        raise LedgerFault(f"client ledger {path}: its head {_place(path)} is damaged")
     return found or NONE
 
 

@@ -17,6 +17,7 @@ import torch
 from tests.deploy.world import World, facts_of, recipe_of, world
 
 from benchmarks.deploy_engines import MemoryCourier
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.privacy.secure_sums.errors import RuleBroken
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
@@ -25,7 +26,7 @@ from fedveil_federation.client_ledger import ClientLedger
 from fedveil_federation.deploy import hub as hub_module
 from fedveil_federation.deploy.courier import Unreachable
 from fedveil_federation.deploy.envelope import Message, claimed, seal, unseal
-from fedveil_federation.deploy.guard import Guard
+from fedveil_federation.deploy.guard import Applicant, Guard
 from fedveil_federation.deploy.work import Training
 from fedveil_federation.secagg import round_log, wire
 from fedveil_federation.secagg.journal import Claim
@@ -320,6 +321,40 @@ def test_a_site_whose_disk_is_full_takes_no_part_until_there_is_room(
     assert first.dropouts.survivors == 3
     assert survivors(run) == [4, 4]
     assert rounds_paid(four) == [3, 2, 3, 3]
+
+
+@pytest.mark.parametrize("kind", ["plan", "ready"])
+@pytest.mark.parametrize("fault", ["no head", "gone", "garbage"])
+def test_what_is_wrong_with_a_ledger_is_not_told(kind: str, fault: str, tmp_path: Path) -> None:
+    """Neither where it lies nor how many events it has."""
+    made = world(tmp_path)
+    try:
+        hub, path = made.hub(), tmp_path / "site-1.db"
+        run = hub.start(recipe_of(), facts_of(made.data), tmp_path / "run")
+        if fault == "garbage":
+            path.write_bytes(bytes(range(256)) * 32)
+        else:
+            path.with_name(path.name + ".head" * (fault == "no head")).unlink()
+        if kind == "ready":
+            assert run.aggregator.ready(1) == {0, 2}  # type: ignore[attr-defined]
+        else:
+            with pytest.raises(PrivacyRefusal):
+                hub.start(recipe_of(), facts_of(made.data), tmp_path / "other")
+        assert hub.sites.refusals == {
+            "site-1": "this site's store cannot be used; its owner's log says why"
+        }
+    finally:
+        made.close()
+
+
+def test_no_refusal_names_a_file_of_the_site(four: World, tmp_path: Path) -> None:
+    def damaged(request: Message) -> Message:
+        raise ConfigError(f"{tmp_path / 'delivered.json'}: damaged")
+
+    keys, key = four.guards["site-0"].keys, four.key
+    site = Applicant(four.members.hub, keys, {"deliver": damaged})
+    reply = claimed(site.answer(seal(Message({"kind": "deliver"}), key)))
+    assert reply.header["reason"] == "failed; its owner's log says why"
 
 
 def test_a_hub_whose_disk_is_full_releases_nothing_that_it_cannot_keep(

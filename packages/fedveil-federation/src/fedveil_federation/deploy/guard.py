@@ -11,6 +11,7 @@ with the reason.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -33,6 +34,7 @@ from fedveil.data.federation import Federation
 from fedveil.privacy.secure_sums import derive
 from fedveil.privacy.secure_sums.aggregation import UPDATE
 from fedveil.privacy.secure_sums.params import Limits
+from fedveil_federation.client_events import LedgerFault
 from fedveil_federation.client_ledger import LifetimeBudgetExceeded
 from fedveil_federation.deploy.agreement import Members
 from fedveil_federation.deploy.approvals import Approvals, OwnerAsked
@@ -56,6 +58,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Handlers = Mapping[str, Callable[[Message], Message]]
+
+
+_OWN = "failed; its owner's log says why"
+_PATH = re.compile(r"(?<![\w.])/[\w.~-]+/")  # of a file of this machine
 
 
 class UnknownRun(FedveilError):
@@ -92,11 +98,12 @@ class Responder(ABC):
             _log.warning("refused (%s): %s", kind, error)
             self.counters.add("refusals", kind=kind if kind in KINDS else "other")
             status = "waits" if isinstance(error, OwnerAsked) else "refused"
-            reply = Message({"status": status, "reason": self._told(error)})
+            reason = self._told(error)
+            reply = Message({"status": status, "reason": _OWN if _PATH.search(reason) else reason})
         except Exception:  # a fault here is no business of the hub's
             _log.exception("failed (%s)", kind)
             self.counters.add("failures")
-            reply = Message({"status": "refused", "reason": "failed; its owner's log says why"})
+            reply = Message({"status": "refused", "reason": _OWN})
         else:
             self.counters.add("requests", kind=kind)
         return seal(reply, self.keys.identity, frame, known)
@@ -129,8 +136,6 @@ class Applicant(Responder):
         said["public"] = self.uncertified_key
         return Message({"status": "done", "version": version("fedveil"), **said})
 
-
-_log = logging.getLogger(__name__)
 
 ACCEPT = b"fedveil accepts plan "
 EXAMINER = "fedveil_federation.deploy.examiner"  # imports torch, which takes seconds
@@ -255,7 +260,7 @@ class Guard(Responder):
         spent = any(isinstance(reason, LifetimeBudgetExceeded) for reason in reasons)
         if spent and not self.policy.show.budget:
             return "this site's lifetime budget does not allow it"
-        if any(isinstance(reason, StoreFault) for reason in reasons):
+        if any(isinstance(reason, StoreFault | LedgerFault) for reason in reasons):
             return "this site's store cannot be used; its owner's log says why"
         return str(error)
 
