@@ -108,7 +108,7 @@ FIGURES: dict[str, Callable[[Path], object]] = {
     "imports of inner modules in tests": lambda tree: matches(
         r"^ *(?:from|import) fedveil(?:_\w+)?\.", tests_of(tree)
     ),
-    "tests that ask what kind a noise or clip rule is": lambda tree: len(
+    "code that asks what kind a noise or clip rule is": lambda tree: len(
         kinds_asked(files_below(code_of(tree)))
     ),
     "public functions with Args or Returns": lambda tree: documented(code_of(tree)),
