@@ -16,7 +16,9 @@ from tests.shell import Shell
 from fedveil.cli import main
 from fedveil.report.facts import document_of
 from fedveil.report.page import page
+from fedveil.report.result import TAKEN_BACK
 from fedveil.report.scores import NAMES, useless
+from fedveil.tune import defaults
 
 SMALL = ["--set", "training.rounds=2", "--set", "data.clients=20"]
 
@@ -125,18 +127,49 @@ def test_a_table_is_certified_after_its_schema_is_confirmed(
     assert fedveil(*shlex.split(again[0], comments=True)[1:]).code == 0  # beside the first
 
 
-def test_a_plan_names_the_run_that_buys_what_the_plan_took(
+def test_a_plan_is_of_the_run_that_follows(
     fedveil: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its inputs, settings and guarantee, though a plan pays for no statistics; with what it
+    writes after a look at the rows, nothing is certified."""
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
     rows = (f"{number:.3f},{number > draw.normal()}\n" for number in draw.normal(size=2000))
     Path("t.csv").write_text("x,y\n" + "".join(rows))
     asked = ("--data", "t.csv", "--label", "y")
-    command = fedveil("plan", *asked, "--json").document["certify"]
-    assert shlex.split(command) == ["fedveil", "run", *asked]
+    plan = fedveil("plan", *asked, "--write", "r.toml", "--json").document
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.toml", "t.csv"]
     done = fedveil("run", *asked, "--output", "run", "--json").document
     assert done["guarantee"]["certified"]
+    for name in ("certified", "epsilon", "rounds"):
+        assert plan["guarantee"][name] == done["guarantee"][name]
+    assert plan["certify"] is None
+    shown = [(one["column"], one["kind"], one["inputs"]) for one in plan["columns"]]
+    assert shown == [(one["column"], one["kind"], one["inputs"]) for one in done["columns"]]
+    assert plan["warnings"] == done["warnings"] == []
+    written = fedveil("run", "r.toml", "--output", "written", "--json").document
+    assert not written["guarantee"]["certified"]
+
+
+def test_a_warning_that_did_not_come_true_is_taken_back_everywhere(
+    fedveil: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the terminal, with --json, in result.json and on the page."""
+    table = tmp_path / "t.csv"
+    draw = np.random.default_rng(0)
+    rows = [f"{number:.3f},{number > 0}\n" for number in draw.normal(size=600)]
+    table.write_text("x,y\n" + "".join(rows))
+    monkeypatch.setattr(defaults, "_too_few", lambda *facts: "do not expect much")
+    asked = ("run", "--data", table, "--label", "y", "--output")
+    printed = fedveil(*asked, tmp_path / "a")
+    assert "do not expect much" in printed.err
+    assert " ".join(printed.err.split()).count("it is taken back") == 1
+    result = fedveil(*asked, tmp_path / "b", "--json").document
+    assert result["warnings"] == []
+    assert TAKEN_BACK in result["notes"]
+    kept = json.loads((tmp_path / "b" / "result.json").read_text())
+    assert kept["warnings"] == result["warnings"]
+    assert "do not expect much" not in (tmp_path / "b" / "report.html").read_text()
 
 
 def test_an_uncertified_epsilon_is_never_just_epsilon(fedveil: Shell, tmp_path: Path) -> None:

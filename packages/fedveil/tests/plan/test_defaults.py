@@ -11,6 +11,7 @@ import pytest
 from fedveil.cli.own_data import say
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Unit
+from fedveil.data.dp_schema import Bought
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.run.run import Run
@@ -205,7 +206,34 @@ def test_a_plan_buys_nothing_and_says_what_a_run_would_do(
     given = {"data.file": str(path), "data.client_column": "who", "data.label": "y"}
     given |= {"training.rounds": 2, "training.local_steps": 1, "training.learning_rate": 0.1}
     given["privacy.clip_norm"] = 1.0
-    choice = choose(recipes.parse({}, (), given), set(given), buy=False)
-    assert choice.federation.bought is None
-    assert says in choice.notes[-1]
-    assert plan_of(choice.recipe, choice.federation).guarantee is not None
+    paid: list[Bought] = []
+    pay = lambda bought, *, delta: paid.append(bought)  # noqa: E731
+    choice = choose(recipes.parse({}, (), given), set(given), pay, buy=False)
+    assert not paid
+    assert any(says in note for note in choice.notes)
+    guarantee = plan_of(choice.recipe, choice.federation).guarantee
+    assert guarantee is not None
+    assert guarantee.certified == (clients == 3)
+
+
+@pytest.mark.parametrize("statistics", ["bought", "data"])
+def test_nobody_is_warned_of_what_is_learnt(tmp_path: Path, statistics: str) -> None:
+    """The loans of the README: a warning must come from the noise, and not from made-up rows of
+    which little can be predicted even without any."""
+    loans = Path(__file__).parents[4] / "examples" / "loans.csv"
+    given = {"data.file": str(loans), "data.client_column": "customer", "data.label": "grade"}
+    given |= {"data.statistics": statistics, "seed": 1}
+    choice = choose(recipes.parse({}, (), given), set(given))
+    assert not choice.warning
+    found = scored(choice)
+    assert found.figures["accuracy"] > 0.82 > 0.55 > found.constant["accuracy"]
+
+
+def test_three_rows_teach_nothing_and_that_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n1,a\n2,b\n3,a\n")
+    (tmp_path / "schema.toml").write_text(
+        '[columns.x]\ntype = "number"\nmin = 0\nmax = 4\n'
+        '[columns.y]\ntype = "category"\ncategories = ["a", "b"]\n'
+    )
+    assert "3 records" in chosen_for(path, data__client_column="file").warning

@@ -97,14 +97,18 @@ def purchase(run: Path) -> Iterator[Purchase]:
     """Yield what is bought for a run that will be here; if none comes of it, that is said."""
     from fedveil.run.purchase import Purchase
 
-    pending = Purchase(run)
+    pending, ended = Purchase(run), "failed"
     try:
         yield pending
+    except KeyboardInterrupt:
+        ended = "was interrupted"
+        raise
     finally:
         if pending.open:
             console.complain(
-                "the column statistics were released before the run failed; their cost is on the "
-                f"ledger: fedveil account {pending.path}"
+                f"the column statistics were released before the run {ended}; what they cost is "
+                f"spent: fedveil account {shlex.quote(str(pending.path))}. Nothing was trained, so "
+                "there is no run to go on with: the same command starts anew, and buys them again."
             )
 
 
@@ -127,7 +131,7 @@ def chosen(args: argparse.Namespace, recipe: Recipe, purchase: Purchase) -> Chos
             "all of them would have to be paid for",
             "write a recipe first (fedveil plan --data FILE --schema FILE --write FILE)",
         )
-    with console.searching("settings", quiet=args.quiet) as show:
+    with console.searching("search", quiet=args.quiet) as show:
         return choose(recipe, keys_set(args), purchase, show=show)
 
 
@@ -162,8 +166,6 @@ def certifying_command(
     reason: str,
     class_names: Sequence[str] = (),
     table: str | None = None,
-    *,
-    buys: bool = False,
 ) -> str | None:
     """Return the command that repeats a run and would be certified.
 
@@ -172,7 +174,6 @@ def certifying_command(
         reason: why the run is not certified, as the guarantee says it.
         class_names: the classes of the run; whoever runs the command declares them public.
         table: the file of the run's table, if it trains on one.
-        buys: whether a run buys what a plan took from the rows.
 
     Returns:
         A command line, after a line on the schema to write if one is needed; None if no declared
@@ -184,8 +185,6 @@ def certifying_command(
             name for name, phrases in _REMEDIES.items() if any(one in part for one in phrases)
         )
         needed.add(next(remedies, None))
-    if buys:
-        needed -= {"schema", "classes", "task"}
     if None in needed or ("schema" in needed and table is None):
         return None
     words = ["fedveil", "run", *([] if args.recipe is None else [str(args.recipe)])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,13 +139,16 @@ def _plan_table(args: argparse.Namespace) -> int:
     columns, certify = columns_of(choice.recipe.data, choice.federation), None
     if guarantee is not None and not guarantee.certified:
         names, file = choice.federation.class_names, choice.recipe.data.file
-        buys = choice.recipe.data.statistics == "data" != recipe.data.statistics
-        certify = own_data.certifying_command(args, guarantee.reason, names, file, buys=buys)
+        certify = own_data.certifying_command(args, guarantee.reason, names, file)
+    looked = () if recipe.data.schema is not None else (str(recipe.data.file),)
+    settings = with_look(choice.recipe, looked)
+    if choice.federation.bought is not None:  # which nobody has paid for
+        data = replace(settings.data, statistics="data", columns={}, bought={})
+        settings = replace(settings, data=data)
     if args.write is not None:
-        looked = () if recipe.data.schema is not None else (str(recipe.data.file),)
-        write_recipe(args.write, with_look(choice.recipe, looked), choice.notes)
+        write_recipe(args.write, settings, choice.notes)
     document = {
-        "settings": recipes.to_table(choice.recipe),
+        "settings": recipes.to_table(settings),
         "columns": columns,
         "notes": list(choice.notes),
         "warnings": [choice.warning] if choice.warning else [],
@@ -160,7 +164,8 @@ def _plan_table(args: argparse.Namespace) -> int:
         if certify is not None:
             console.say(certify, heading="To certify this, run:", command=True)
         if args.write is not None:
-            console.say(f"Run it with: fedveil run {args.write}")
+            uncertified = " (not certified: this plan has looked at the rows)" if looked else ""
+            console.say(f"Run it with: fedveil run {args.write}{uncertified}")
 
     return console.answer(args, document, show)
 

@@ -67,7 +67,7 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.cli.report import watched_apart, write_report
     from fedveil.data.folder import title
     from fedveil.planning.assemble import federation_of, plan_of, refuse_baseline
-    from fedveil.report.result import result_of
+    from fedveil.report.result import TAKEN_BACK, result_of
     from fedveil.run.callbacks import Progress
     from fedveil.run.directory import RunDirectory, free_path
     from fedveil.run.run import Run, Speed, follow_plan
@@ -134,7 +134,12 @@ def execute(args: argparse.Namespace) -> int:
     result["report"] = None if args.no_report else write_report(directory.path)
     told = {*plan.warnings, *([chosen.warning] if chosen else ())}  # before the training
     news = [warning for warning in result["warnings"] if warning not in told]
-    return console.answer(args, result, lambda: _show(result, f"on {plan.federation.name}", news))
+
+    def show() -> None:
+        _show(result, f"on {plan.federation.name}", news)
+        console.note([one for one in result["notes"] if one == TAKEN_BACK], ())
+
+    return console.answer(args, result, show)
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:

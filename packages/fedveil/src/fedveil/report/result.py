@@ -25,6 +25,10 @@ _NO_LABEL = (
     "Nothing was tested: the model gives no number on these rows, or no row to test on has a label "
     "that fits. Check --label and --classes."
 )
+TAKEN_BACK = (
+    "Before the training there was a warning not to expect much. The test rows say otherwise, and "
+    "it is taken back."
+)
 
 
 def result_of(
@@ -43,8 +47,8 @@ def result_of(
         recipe: its resolved recipe.
         seconds: how long it took; shown of simulations only.
         notes: what was chosen for the user.
-        warnings: what the user was told to expect before the training. It is dropped, as the plan's
-            own expectations are, where the scores show that the model has learnt.
+        warnings: what the user was told to expect before the training. It is taken back by a note,
+            as the plan's own expectations are, where the scores show that the model has learnt.
         certify: the command that would certify the run, if it is not certified.
     """
     plan, directory, guarantee = run.plan, run.directory, run.guarantee
@@ -58,14 +62,14 @@ def result_of(
         untested = _NO_LABEL if math.isnan(metrics.loss) else ""
     elif recipe.data.file is not None and recipe.data.test_fraction != 0:
         untested = _NO_TEST
-    if untested:
-        warnings = [*warnings, untested]
     scores = run.scores()
     if scores is not None:
         result["scores"] = scores.to_dict()
         result["useless"] = useless(result["scores"])
     learnt = scores is not None and scores.learnt
-    expected = [] if learnt else [*warnings, *plan.drowned]
+    expected = [*warnings, *plan.drowned]
+    if learnt and expected:
+        notes, expected = [*notes, TAKEN_BACK], []
     other_warnings = [warning for warning in plan.warnings if warning not in plan.drowned]
     if recipe.evaluation.baseline:
         result["baseline"] = _baseline(recipe, plan)
@@ -86,7 +90,11 @@ def result_of(
         "attack": None if guarantee is None else attack_document(attack_on(guarantee)),
         "secure_sums": _secure_document(run),
         "notes": [*notes, *plan.federation.notes],
-        "warnings": [*expected, *other_warnings, *filter(None, [scores and scores.warning])],
+        "warnings": [
+            *expected,
+            *other_warnings,
+            *filter(None, [untested, scores and scores.warning]),
+        ],
         "certify": certify,
     }
     named = ("name", "hidden", "input_norm", "frozen", "adapter_rank")

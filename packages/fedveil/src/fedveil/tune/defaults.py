@@ -72,7 +72,11 @@ _CURVED = 0.4  # of the largest possible curvature: made-up data have less
 _SEEDS = 2  # of every comparison
 _FRESH = (5, 15)  # seeds: all of the first, or most of the last, say whether it can work
 _BETTER = 0.005  # of the logarithm of a loss, by which a change must pay
-_LEARNT = 0.95  # of the constant answer's error: a result above it is hardly a result
+# A result is hardly one if it is better than a constant answer by less than a share of that
+# answer's loss, and by less than a share of what the same model gains where there is no noise.
+_LEARNT, _OF_GAIN = 0.05, 0.25
+_NO_NOISE = 1e-6  # times the noise
+_VISIBLE = 2.0  # times the noise on all inputs together that the units' sum must be
 # Of steps on bins, chosen on tables CHOSEN_ON of benchmarks/own_data_peers.py.
 _PATH, _PATH_POWER = 3.0, 0.7  # rates of all steps times curvature, by units beside the noise
 _FARTHEST_ERROR = 2.5  # deviations of the label at which an error is clipped
@@ -120,7 +124,8 @@ def choose(
         recipe: what the user has set; all else is at its default.
         given: the recipe's keys that the user has set, and keeps.
         pay: is told of statistics, and of the delta they are part of, before they are bought.
-        buy: off, they are taken from the rows, and a sentence says what a run would do.
+        buy: off, they are drawn as a run would draw them, but nothing is paid: what comes of it
+            may be shown to the rows' owner, and must not be run.
         show: is told of the search's progress.
 
     Returns:
@@ -158,7 +163,9 @@ def choose(
             f"fitted to {how}. Nothing was tuned; --set training.method=dp-sgd (or dp-fedavg) "
             "looks for settings instead."
         )
-        return Chosen(recipe, federation, clients, (*notes, said))
+        return Chosen(
+            recipe, federation, clients, (*notes, said), _too_few(recipe, federation, facts)
+        )
     tuned = recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given)
     if tuned or recipe.training.method not in _OURS:
         return Chosen(recipe, federation, clients, notes)
@@ -213,15 +220,15 @@ def _with_statistics(
             f"columns (fedveil data schema writes a draft){less}."
         )
         return recipe, federation_of(open_rows), (said,)
-    if not buy:
-        said = (
-            "A run buys the columns' statistics with a part of the budget. Here they "
-            "were taken from the rows, so this plan itself is not certified."
-        )
-        data = replace(data, statistics="data")
-        return replace(recipe, data=data), federation_of(data), (said,)
     _rehearse(recipe, facts, clients)
-    if pay is not None:
+    notes: tuple[str, ...] = ()
+    if not buy:
+        notes = (
+            "A run buys the columns' statistics with a part of the budget. Here they were drawn "
+            "with the same noise and nothing was paid, so this plan is for your eyes only; a run "
+            "draws them anew.",
+        )
+    elif pay is not None:
         offer = replace(offer, pay=partial(pay, delta=offer.missed / MISSED))
     federation = federation_of(data, offer)
     if federation.encoder is None or federation.bought is None:
@@ -231,7 +238,7 @@ def _with_statistics(
     if not {CLASS_NAMES, STANDARDISED} & set(federation.unprotected):
         columns |= dict.fromkeys(federation.encoder.labels, document["target"])
     data = replace(data, columns=columns, bought=federation.bought.to_dict())
-    return replace(recipe, data=data), federation, ()
+    return replace(recipe, data=data), federation, notes
 
 
 def _rehearse(recipe: Recipe, facts: PublicFacts, clients: int) -> None:
@@ -526,6 +533,23 @@ def _sentence(chosen: Recipe, runs: int, *, by_record: bool) -> str:
     )
 
 
+def _too_few(recipe: Recipe, federation: Federation, facts: PublicFacts | None) -> str:
+    """Return a warning if noise hides the rows or persons, all of which say the same at best."""
+    privacy = recipe.privacy
+    unit = one_of(Unit)("privacy.unit", privacy.unit or Unit.RECORD)
+    if facts is None or unit is Unit.CLIENT or privacy.epsilon is None:
+        return ""
+    units = facts.units(unit)
+    noise = gaussian_noise(privacy.epsilon, privacy.delta or default_delta(units))
+    if units >= _VISIBLE * noise * math.sqrt(math.prod(federation.input_shape)):
+        return ""
+    return (
+        f"do not expect the model to beat a constant answer with {amount(units, str(unit))} at "
+        f"epsilon {at_most(privacy.epsilon)}; bring more of them, use fewer columns, or raise "
+        "privacy.epsilon"
+    )
+
+
 def _warning(search: Tuner, candidate: Candidate, clients: int, *, by_record: bool) -> str:
     """Return a sentence if even predictable data come out hardly better than a constant answer."""
     hopeless = [_hopeless(search, candidate, number) for number in range(len(search.proxies))]
@@ -542,10 +566,17 @@ def _warning(search: Tuner, candidate: Candidate, clients: int, *, by_record: bo
 
 
 def _hopeless(search: Tuner, candidate: Candidate, number: int) -> bool:
-    """Return whether most runs under seeds that have chosen nothing are no result."""
-    worst, runs, missed = _LEARNT * search.proxies[number].trivial(), 1, 0
+    """Return whether most runs under seeds that have chosen nothing are no result.
+
+    Made-up rows of some shapes can hardly be predicted at all; that says nothing about the noise.
+    """
+    constant = search.proxies[number].constant_loss()
+    usual = search.space.candidate(search.space.start)
+    bare = min(o.loss for o in search.fresh(usual, 1, number, noise=_NO_NOISE))
+    gain = max(0.0, constant - bare)
+    worst, runs, missed = constant - min(_LEARNT * constant, _OF_GAIN * gain), 1, 0
     for runs in _FRESH:
-        missed = sum(o.error > worst for o in search.fresh(candidate, runs, number))
+        missed = sum(o.loss > worst for o in search.fresh(candidate, runs, number))
         if missed in (0, runs):
             break
     return 2 * missed > runs

@@ -325,6 +325,17 @@ class ProxyTrials:
             return 1 - float(np.bincount(targets.ravel()).max() / targets.size)
         return float(targets.astype(np.float64).var() / 2)
 
+    def constant_loss(self) -> float:
+        """Return the loss of the best answer that looks at no input."""
+        targets = np.asarray(self.proxy.federation.test.targets)
+        if not self.classifies:
+            return self.trivial()
+        if self.proxy.federation.task is Task.MULTI_LABEL:
+            shares = np.stack([1 - targets.mean(axis=0), targets.mean(axis=0)])
+        else:
+            shares = np.bincount(targets.ravel())[:, None] / targets.size
+        return float(-(shares * np.log(np.maximum(shares, 1e-12))).sum(axis=0).mean())
+
     def _cohort(self, recipe: Recipe) -> int:
         rule, clients = method_of(recipe).cohort, self.real.federation.clients
         return max(1, round(rule.resolve(clients, recipe.training.rounds).expected_cohort))
