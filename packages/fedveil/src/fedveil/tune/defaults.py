@@ -77,7 +77,8 @@ _BETTER = 0.005  # of the logarithm of a loss, by which a change must pay
 _LEARNT, _OF_GAIN = 0.05, 0.25
 _NO_NOISE = 1e-6  # times the noise
 _VISIBLE = 2.0  # times the noise on all inputs together that the units' sum must be
-# Of steps on bins, chosen on tables CHOSEN_ON of benchmarks/own_data_peers.py.
+# Of steps on bins, chosen on tables CHOSEN_ON of benchmarks/own_data_peers.py, with a look at
+# trials on its others.
 _PATH, _PATH_POWER = 3.0, 0.7  # rates of all steps times curvature, by units beside the noise
 _FARTHEST_ERROR = 2.5  # deviations of the label at which an error is clipped
 _SUREST = 0.7  # error of a probability at which it is clipped
