@@ -237,3 +237,14 @@ def test_three_rows_teach_nothing_and_that_is_said(tmp_path: Path) -> None:
         '[columns.y]\ntype = "category"\ncategories = ["a", "b"]\n'
     )
     assert "3 records" in chosen_for(path, data__client_column="file").warning
+
+
+@pytest.mark.parametrize(("described", "told"), [("min = -9\nmax = 9", True), ("", False)])
+def test_whoever_declares_a_range_is_told_what_does_better(
+    tmp_path: Path, described: str, told: bool
+) -> None:
+    path = table(tmp_path, "t.csv", clients=40, each=5, seed=0, signal=2.0)
+    ranged = SCHEMA.replace("mean = 0\nstd = 1", described, 1) if told else SCHEMA
+    (tmp_path / "schema.toml").write_text(ranged)
+    notes = chosen_for(path, "training.rounds=2").notes
+    assert any("min and max: 'x'." in note for note in notes) == told

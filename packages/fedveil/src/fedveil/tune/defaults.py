@@ -182,6 +182,7 @@ def choose(
         training = replace(chosen.training, local_steps=None, local_epochs=epochs)
         chosen = replace(chosen, training=training)
     notes = (*notes, _sentence(chosen, len(search.outcomes), by_record=space.by_record))
+    notes += _wide_ranges(federation)
     warning = _warning(search, candidate, clients, by_record=space.by_record)
     return Chosen(chosen, federation, clients, notes, warning)
 
@@ -531,6 +532,23 @@ def _sentence(chosen: Recipe, runs: int, *, by_record: bool) -> str:
         f"Settings: {training.rounds} rounds of {local} at rate {training.learning_rate:g}, "
         f"{whose} clipped to {clip:g}{averaged}; chosen by {runs} short runs on made-up data with "
         "these columns, clients and budget, not by looking at any row. --set changes them."
+    )
+
+
+def _wide_ranges(federation: Federation) -> tuple[str, ...]:
+    """Return advice on numbers that a declared range scales, where training is tuned for others.
+
+    Made-up numbers are standardised. True ones in a wide range hardly differ, so that the weights
+    they need lie farther than clipped updates lead.
+    """
+    columns = federation.encoder.columns if federation.encoder else {}
+    wide = [name for name, one in columns.items() if one.min is not None and not one.cuts]
+    if not wide:
+        return ()
+    listed = ", ".join(repr(name) for name in wide[:8]) + (" and others" if wide[8:] else "")
+    return (
+        f"Scaled by min and max: {listed}. If most values lie in a small part of a range, mean "
+        "and std in the schema (a public estimate will do) let the model learn more.",
     )
 
 
