@@ -356,7 +356,9 @@ def test_a_purchase_that_came_to_nothing_is_in_a_ledger(
     assert main(command) == 130
     assert found == [True]
     monkeypatch.undo()
-    capsys.readouterr()
+    said = capsys.readouterr().err
+    assert "interrupted" in said
+    assert "failed" not in said
     original = dp_schema.summaries
     monkeypatch.setattr(dp_schema, "summaries", lambda *args: failed(original(*args)))
     assert main(command) == 2

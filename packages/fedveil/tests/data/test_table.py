@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+import re
 import zlib
 
 import numpy as np
@@ -214,6 +215,22 @@ def test_a_draft_can_be_used_and_its_guesses_count_until_they_are_confirmed(peop
     assert "of the schema are guesses from the rows" in said
     checked = write(tmp_path, text.replace("guess = true\n", ""), "schema.toml")
     assert from_table(people, **named, schema=checked).unprotected == ()
+
+
+def test_that_a_column_is_left_out_is_a_guess_if_the_rows_said_so(tmp_path):
+    """A column that is the same everywhere, or free text: that is a fact of the rows."""
+    rows = [
+        f"{row % 3},DE,{row % 4},note {row} of {row * row},{'ab'[row % 2]}" for row in range(60)
+    ]
+    table = write(tmp_path, "who,land,x,note,y\n" + "\n".join(rows))
+    named = {"label": "y", "client_column": "who"}
+    text = schema_draft(table, **named)
+    for left_out in ("land", "note"):
+        assert re.search(rf'"{left_out}"\].*\ntype = "ignore"\nguess = true', text)
+    for confirmed in ("x", "y"):  # all but what is ignored
+        text = re.sub(rf'("{confirmed}"\](.|\n)*?)guess = true\n', r"\1", text, count=1)
+    (said,) = from_table(table, **named, schema=write(tmp_path, text, "s.toml")).unprotected
+    assert "2 columns of the schema are guesses" in said
 
 
 def test_values_that_nobody_has_listed_share_inputs_by_their_hash(tmp_path):

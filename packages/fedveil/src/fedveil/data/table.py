@@ -355,6 +355,8 @@ def schema_draft(
             columns[name], remarks[name] = guess(target), "a label" if several else "the label"
         elif (found := rows.column(name)).column is None:
             remarks[name] = found.why_not
+            by_rows = not (is_index(name) or unreadable(rows.table.column(name)))
+            columns[name] = Column(Kind.IGNORE, guess=by_rows)
         else:
             columns[name] = guess(found.column)
     return draft(columns, remarks)
@@ -410,7 +412,7 @@ def _described(
         left_out = {name: said for name in names if name not in {*public, *wanted}}
         left_out |= {name: "ignored by the schema" for name in public if name not in wanted}
         notes = [UNUSABLE_NOTE, BOUGHT_NOTE if bought else PUBLIC_NOTE]
-        if guesses := sum(columns[name].guess for name in used):
+        if guesses := sum(column.guess for column in columns.values()):
             unprotected = (
                 f"{counted(guesses)} of the schema are guesses from the rows that nobody has "
                 "confirmed",
