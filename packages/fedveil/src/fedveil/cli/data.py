@@ -29,7 +29,7 @@ _OPTIONS: console.Options = {  # the words before the colon are the actions that
     "--label-separator": (str, "schema: between the classes of a cell that names any number"),
     "--client-column": (str, "schema, statistics: the column that says whose row it is"),
     "--person-column": (str, "schema, statistics: the column that says which person a row is of"),
-    "--output": (Path, "schema: a new file to write it to; statistics: a new folder"),
+    "--output": (Path, "schema, statistics: a new file or folder to write to"),
     "--epsilon": (float, "statistics: the privacy budget"),
     "--delta": (float, "statistics: its small probability (min(1e-5, units^-1.1))"),
     "--unit": (
