@@ -27,6 +27,16 @@ NOT_FINITE = (
 
 # What a call depends on, with other names for it; what it does not say has to be said.
 ALSO = {"delta": "target_delta", "epochs": "n_epochs"}
+_MEANING = {
+    "examples": "rows that are trained on",
+    "batch_size": "rows in a batch, on average",
+    "epochs": "passes over the rows",
+    "delta": "the guarantee's small probability",
+    "rounds": "of federated training",
+    "clipping_norm": "the bound on an update",
+    "noise_multiplier": "the noise's deviation, in clips",
+    "num_sampled_clients": "clients in a round",
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,28 @@ class Settings:
         self._made = [one.name for one in calls]
         self._given = dict(zip(names, call.positional, strict=False)) | dict(call.named)
         self.call, self.used = call.name, dict[str, tuple[Any, str]]()
+
+    def need(self, *names: str) -> None:
+        """Look settings up that have no default.
+
+        Raises:
+            ConfigError: Some of them are not known; it names all of these at once.
+        """
+        unknown = {}
+        for name in names:
+            try:
+                self.value(name)
+            except ConfigError as error:
+                unknown[name] = error
+        if len(unknown) == 1:
+            raise next(iter(unknown.values()))
+        if unknown:
+            told = (f"{name} ({_MEANING[name]})" if name in _MEANING else name for name in unknown)
+            options = " ".join(f"--set {name}=VALUE" for name in unknown)
+            raise ConfigError(
+                f"{', '.join(told)}: {self.call} depends on them, and the file does not say them; "
+                f"say {options}"
+            )
 
     def value(self, name: str, default: Any = ...) -> Any:
         """Return a setting by name; what is said on the command line comes first.

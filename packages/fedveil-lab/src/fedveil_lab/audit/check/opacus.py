@@ -59,6 +59,7 @@ def make_private(settings: Settings) -> Finding:
     target = None
     if settings.call == "make_private_with_epsilon":
         target = settings.positive("target_epsilon")
+    settings.need("examples", "batch_size", "epochs", "delta")
     examples, batch = settings.count("examples"), settings.count("batch_size")
     epochs, rounds = settings.count("epochs"), settings.count("rounds", 1)
     delta = settings.positive("delta")
