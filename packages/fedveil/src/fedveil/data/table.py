@@ -7,7 +7,7 @@ decides about a row besides the row itself stands in the `TableEncoder`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -242,10 +242,10 @@ def from_table(
     texts |= {name: one for name, one in (public or {}).items() if one.kind is Kind.TEXT}
     roles = [*labels, *texts, *(name for name in named.values() if name is not None)]
     if twice := [name for name, count in Counter(roles).items() if count > 1]:
-        raise ConfigError(
-            f"{path}: column {twice[0]!r} has two roles, of label, client, person, epsilon and "
-            "text. Name different columns."
-        )
+        options: dict[str, Collection[str | None]] = {"label": labels, "text_columns": texts}
+        options |= {f"{what[:-1]}_column": (name,) for what, name in named.items()}
+        both = " and ".join(option for option, whose in options.items() if twice[0] in whose)
+        raise ConfigError(f"{path}: column {twice[0]!r} has two roles, {both}. Name two.")
     if texts:
         from fedveil.data.texts import with_encoder  # brings torch
 
