@@ -150,7 +150,7 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
         sentences.append("Which person a row names is public. A row that names none is left out.")
     if unit is Unit.PERSON:
         sentences.append(
-            "At which clients a person has rows is public; how many there are, and what they hold, "
+            "At which clients a person has rows is public; how many rows, and what they hold, "
             "is not. A row that names no person is left out."
         )
     if unit is Unit.PERSON and federation.elsewhere:
