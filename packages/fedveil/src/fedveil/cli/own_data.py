@@ -158,7 +158,26 @@ _REMEDIES = {
         *("mean and deviation of the label", "of the schema are guesses"),
     ),
 }
+_IN_SHORT = {
+    "seed": "it is a simulation with a seed",
+    "classes": "the classes were read from the rows",
+    "task": "what to predict was decided from the rows",
+    "schema": "what the columns hold was read from the rows",
+}
 _REPEATED = ("data", *_TABLE, "test", "class_weights", "unit", "classes", "epsilon", "delta")
+
+
+def in_short(reason: str) -> str:
+    """Return why a run is not certified in few words; parts that no option removes as they are."""
+    parts = ((_remedy(part), part) for part in reason.split("; "))
+    return "; ".join(dict.fromkeys(_IN_SHORT.get(name or "", part) for name, part in parts))
+
+
+def _remedy(part: str) -> str | None:
+    """Return what removes one part of a reason; None if nothing does."""
+    lower = part.lower()
+    named = (name for name, phrases in _REMEDIES.items() if any(one in lower for one in phrases))
+    return next(named, None)
 
 
 def certifying_command(
@@ -179,12 +198,8 @@ def certifying_command(
         A command line, after a line on the schema to write if one is needed; None if no declared
         fact would make the run certified.
     """
-    table, needed = getattr(args, "data", None) or table, set()
-    for part in reason.lower().split("; "):
-        remedies = (
-            name for name, phrases in _REMEDIES.items() if any(one in part for one in phrases)
-        )
-        needed.add(next(remedies, None))
+    table = getattr(args, "data", None) or table
+    needed = {_remedy(part) for part in reason.split("; ")}
     if None in needed or ("schema" in needed and table is None):
         return None
     words = ["fedveil", "run", *([] if args.recipe is None else [str(args.recipe)])]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, own_data
-from fedveil.core.display import amount
 from fedveil.core.errors import ConfigError
 from fedveil.planning import recipe as recipes
 
@@ -246,9 +245,9 @@ def _show(result: dict[str, Any], where: str, warnings: Sequence[str]) -> None:
         if person := result["person"]:
             name = f"  of a person's {person['records']} records"
             rows.append([name, at_most(person["epsilon"])])
-        why, *more = guarantee["reason"].split("; ")
-        others = f" ({amount(len(more), 'more reason')} in guarantee.json)" if more else ""
-        rows.append(["certified", "yes" if certified else f"no: {why}{others}"])
+        rows.append(
+            ["certified", "yes" if certified else f"no: {own_data.in_short(guarantee['reason'])}"]
+        )
     if sums := result["secure_sums"]:
         share = f"; at most {sums['most_lost']} in a round" if sums["lost"] else ""
         missing = [str(number) for number in sums["not_released"]]
