@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import tomli_w
 from tests.deploy.hospitals import COLUMNS, POLICY, SITES, table
 
 from fedveil.cli import main
-from fedveil.core.errors import ConfigError
 from fedveil_federation.deploy.certificates import Pair, days_left, renewed
-from fedveil_federation.deploy.hub_service import HubJob, Queue
 from fedveil_federation.deploy.site_service import SiteService
 from fedveil_federation.deploy.state_dirs import HubHome, SiteHome, keep_pair
 
@@ -123,40 +120,6 @@ def test_mistakes_get_one_line_that_says_what_to_do(here: Path, capsys: Any) -> 
     assert "not in the queue" in refusal(capsys, "federation", "stop", "x", *home)
     assert "neither stopped" in refusal(capsys, "federation", "resume", "x", *home)
     assert "need one of" in refusal(capsys, "site", "fly")
-
-
-@pytest.mark.parametrize("counting", ["evaluation", "statistics"])
-def test_a_policy_that_protects_no_records_lets_nobody_count_them(
-    here: Path, capsys: Any, counting: str
-) -> None:
-    init(capsys)
-    table = tomllib.loads(POLICY)
-    joining = ("site", "join", "hospitals/bundles/north.bundle", "--data", "patients.csv")
-    for units in (["person"], ["client"]):
-        table["allow"] |= {"units": units, counting: True}
-        (here / "policy.toml").write_text(tomli_w.dumps(table))
-        said = refusal(capsys, *joining, "--policy", "policy.toml")
-        assert f"allow.{counting}" in said
-    assert not (here / "north").exists()
-    table["allow"]["units"] = ["record"]
-    (here / "policy.toml").write_text(tomli_w.dumps(table))
-    answer(capsys, *joining, "--policy", "policy.toml")
-
-
-def test_the_name_of_a_refused_run_is_free_and_of_others_is_not(here: Path, capsys: Any) -> None:
-    init(capsys)
-    queue = Queue(HubHome(Path("hospitals")))
-    job = HubJob("first", {})
-    queue.put(job)
-    queue.end(job, "refused", "no site allows it")
-    queue.put(job)
-    assert (queue.ended("first"), queue.names()) == (None, ["first"])
-    for outcome in ("failed", "stopped", "refused"):
-        queue.end(job, outcome)
-        (here / "hospitals/runs/first").mkdir(exist_ok=True)
-        with pytest.raises(ConfigError, match="resume first --home hospitals"):
-            queue.put(job)
-        assert queue.ended("first") is not None
 
 
 def test_a_guessed_schema_is_agreed_on_by_nobody(here: Path, capsys: Any) -> None:

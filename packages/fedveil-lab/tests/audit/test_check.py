@@ -233,14 +233,6 @@ def test_a_name_that_may_be_something_else_is_not_believed(tmp_path: Path, text:
 _TRAINING = {"examples": 60_000, "batch_size": 64, "epochs": 10, "delta": 1e-5}
 
 
-def test_everything_that_a_file_does_not_say_is_asked_for_at_once(tmp_path: Path) -> None:
-    text = "PrivacyEngine().make_private(module=m, noise_multiplier=1.0)\n"
-    with pytest.raises(ConfigError) as refused:
-        found(tmp_path, text, epochs=10)
-    asked = {name for name in _TRAINING if f"--set {name}=VALUE" in str(refused.value)}
-    assert asked == {"examples", "batch_size", "delta"}
-
-
 def test_what_may_stand_in_a_dictionary_is_asked_for(
     tmp_path: Path,
 ) -> None:

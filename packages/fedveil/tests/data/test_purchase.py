@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +69,7 @@ def test_a_budget_buys_statistics_and_a_schema_that_carries_their_cost(
     age, since, grade = (found["columns"][name] for name in ("age", "since", "grade"))
     assert age["quantiles"]["0.5"] == pytest.approx(50, abs=6)
     assert age["quantiles"]["0.05"] == pytest.approx(23, abs=6)
-    assert sum(count for *_, count in age["histogram"]) > 0
-    cells = [tuple(one[:2]) for one in age["histogram"]]
-    assert all(low < high for low, high in cells)
-    assert all(first[1] == second[0] for first, second in pairwise(cells))
-    for share, value in age["quantiles"].items():
-        low, high = age["between"][share]
-        assert low <= value <= high
+    assert sum(count for _, count in age["histogram"]) > 0
     assert since["kind"] == "date"
     assert since["quantiles"]["0.5"] == pytest.approx((10_957 + 14_610) / 2, abs=500)
     assert grade["missing"] == pytest.approx(0.3, abs=0.1)

@@ -109,9 +109,10 @@ def test_sums_do_not_depend_on_their_order(task: Task) -> None:
     assert np.array_equal(whole, parts)
 
 
-def table(rows: int, clients: int, task: Task, seed: int = 0) -> fv.Federation:
-    """A linear truth with a little noise, in inputs of length about one; three rows a person."""
-    draw = np.random.default_rng(seed)
+def table(rows: int, clients: int, task: Task, unit: Unit = Unit.PERSON) -> fv.Federation:
+    """A linear truth with a little noise, in inputs of length about one; three rows a person, where
+    not whole clients are protected."""
+    draw = np.random.default_rng(0)
     inputs = draw.normal(size=(rows, 5)).astype(np.float32)
     truth = inputs @ np.array([1.0, -2.0, 0.5, 0.0, 1.5]) / 3 + 0.3
     noisy = truth + 0.1 * draw.normal(size=rows)
@@ -122,8 +123,9 @@ def table(rows: int, clients: int, task: Task, seed: int = 0) -> fv.Federation:
         targets = np.stack([noisy > 0, noisy > 0.5, inputs[:, 3] > 0], axis=1).astype(np.int64)
     classes = None if task is Task.REGRESSION else 2 if task is Task.CLASSIFICATION else 3
     owners = np.arange(rows) % clients
+    persons = None if unit is Unit.CLIENT else np.arange(rows) // 3
     return fv.Federation.from_arrays(
-        inputs, targets, owners, persons=np.arange(rows) // 3, task=task, classes=classes
+        inputs, targets, owners, persons=persons, task=task, classes=classes
     )
 
 
@@ -144,7 +146,7 @@ def trained(method: fv.Method, federation: fv.Federation, epsilon: float, seed: 
     ("unit", "clients"), [(Unit.RECORD, 4), (Unit.PERSON, 4), (Unit.CLIENT, 2000)]
 )
 def test_a_linear_truth_is_found(task: Task, unit: Unit, clients: int) -> None:
-    federation = table(16_000, clients, task)
+    federation = table(16_000, clients, task, unit)
     scores, guarantee, _ = trained(moments(unit=unit), federation, 4.0, 0)
     assert guarantee.unit is unit
     assert guarantee.epsilon <= 4
@@ -184,7 +186,7 @@ def test_it_costs_one_gaussian(
 ) -> None:
     """Closed form: noise z L against a unit that moves the sum by L, or sqrt(2) L if replaced.
     Discrete shares cost what concentrated differential privacy says, which is a little more."""
-    federation = table(900, 30, Task.REGRESSION)
+    federation = table(900, 30, Task.REGRESSION, unit)
     method = moments(unit=unit, trust=trust, adjacency=adjacency)
     plan = fv.plan(
         method,
@@ -206,7 +208,7 @@ def test_it_costs_one_gaussian(
 def test_a_protected_run_is_certified_and_isolated(unit: Unit, clients: int) -> None:
     """Another client's records, however odd, leave a client's integers as they were."""
     trust = Trust.LOCAL if clients == 1 else None
-    federation = table(270, clients, Task.CLASSIFICATION)
+    federation = table(270, clients, Task.CLASSIFICATION, unit)
     _, guarantee, _ = trained(moments(unit=unit, trust=trust), federation, 4.0, None)
     assert guarantee.certified, guarantee.reason
     if clients == 1:

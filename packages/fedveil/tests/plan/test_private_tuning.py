@@ -46,6 +46,12 @@ def strangers(federation: Federation) -> Proxy:
     return Proxy(replace(federation, train=other, offsets=offsets, owners=None), "public")
 
 
+def test_epsilons_of_single_clients_are_not_promised_for_many_runs() -> None:
+    """They are accounted for one run, and the best of several costs more."""
+    with pytest.raises(PrivacyRefusal, match="budgets"):
+        tune(small_recipe(privacy__budgets={"3": 0.5}))
+
+
 @pytest.mark.parametrize(
     ("changes", "event"),
     [

@@ -395,7 +395,7 @@ def test_replacing_a_record_costs_more_than_zeroing_it_and_less_than_doubling():
         (
             fv.Release(fv.Gaussian(1.0), fv.FixedSize(10, 2), 10),
             {"unit": "person", "adjacency": "replace", "contributions": 2},
-            UnitRefused,
+            AmplificationRefused,
         ),
     ],
 )

@@ -132,35 +132,6 @@ def test_a_saving_in_log_loss_is_clear_from_three_standard_errors_on(
     assert found.clearly_better == clear
 
 
-@pytest.mark.parametrize(("each", "clear"), [(1, False), (2, False), (4, False), (10, True)])
-def test_few_rows_that_are_all_right_are_no_proof(each: int, clear: bool) -> None:
-    targets = np.repeat([0, 1], each)
-    found = _tallied(np.eye(2)[targets] * 0.98 + 0.01, targets)
-    assert found.figures["accuracy"] == found.figures["auc"] == 1.0
-    assert found.to_dict()["clearly_better_than_constant"] is clear
-    assert bool(found.warning) is not clear
-    numbers = np.arange(2.0 * each)
-    assert number_scores(numbers + 0.01, numbers).clearly_better is clear
-
-
-@pytest.mark.parametrize("rows", [10, 16, 30])
-def test_a_guess_by_coin_is_seldom_called_clearly_better_on_few_rows(rows: int) -> None:
-    """Each of four tests errs at most one time in 700: 1 in 175, so more than 46 of 4000 has a
-    probability below 1e-4."""
-    draw = np.random.default_rng(rows)
-    called = 0
-    for _ in range(4000):
-        said, targets = draw.integers(0, 2, (2, rows))
-        called += _tallied(np.eye(2)[said] * 0.5 + 0.25, targets).clearly_better
-    assert called <= 46
-
-
-def test_an_f1_score_says_of_which_class_it_is() -> None:
-    probabilities, targets = _classified(2, 3)
-    assert _tallied(probabilities, targets).to_dict()["f1_class"] == "class 1"
-    assert _tallied(*_classified(3, 3)).f1_class is None
-
-
 def test_noise_is_seldom_called_clearly_better() -> None:
     """Answers unrelated to the labels: each of three one-sided tests at three standard errors errs
     with probability 0.0014, so more than 12 of 1000 has a probability below 1e-3."""

@@ -24,7 +24,6 @@ import fedveil as fv
 from fedveil.cli import main
 from fedveil.data.encoder import numbers_of
 from fedveil.data.rows import pieces
-from fedveil.run.directory import new_folder
 from fedveil.run.trained import Remarks
 
 PURPOSES = ("car", "house", "other")
@@ -171,9 +170,8 @@ def test_files_frames_and_mappings_give_the_same(home: Path, tmp_path: Path) -> 
 def test_the_command_writes_what_python_gives(home: Path, tmp_path: Path, fedveil: Shell) -> None:
     out = tmp_path / "out.csv"
     arguments = ("predict", home / "grade", home / "new.csv", "--keep", "state", "--output", out)
-    code, said, error = fedveil(*arguments)
+    code, _, error = fedveil(*arguments)
     assert code == 0, error
-    assert "60 rows" in " ".join(said.split())
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     model = fv.load_run(home / "grade")
@@ -184,22 +182,6 @@ def test_the_command_writes_what_python_gives(home: Path, tmp_path: Path, fedvei
     code, _, error = fedveil(*arguments)
     assert code == 2
     assert "exists already" in error
-
-
-@pytest.mark.parametrize("command", ["predict", "report", "account"])
-def test_a_run_that_is_not_there_is_said_in_the_same_words(
-    command: str, home: Path, fedveil: Shell
-) -> None:
-    more = [home / "new.csv"] if command == "predict" else []
-    code, _, error = fedveil(command, "nodemo", *more)
-    assert code == 2
-    assert "nodemo: no such run directory" in error
-
-
-def test_a_folder_that_cannot_be_made_is_named_as_it_was_given() -> None:
-    with pytest.raises(fv.ConfigError) as refused, new_folder(Path("/proc/nope")):
-        pass
-    assert str(refused.value).startswith("/proc/nope: ")
 
 
 def test_odd_cells_are_counted_and_change_no_other_row(home: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedveil_federation.deploy.state_dirs import HubHome
 
 _POLL = 0.2  # seconds
+_NOT_RUNNING = "the hub is not running; start it with: fedveil hub start"
 _HOME: console.Options = {"--home DIR": (Path, "the hub's directory (here)", Path())}
 _COLLUDERS: console.Options = {
     "--colluders SITES": (int, "that may work with the hub: their noise does not count (1)")
@@ -131,11 +132,10 @@ def _init(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     from fedveil_federation.deploy.hub_service import status_of
 
-    home = _home(args)
-    document = status_of(home)
+    document = status_of(_home(args))
 
     def show() -> None:
-        rows: list[tuple[str, ...]] = [
+        rows = [
             (
                 one["site"],
                 one["state"],
@@ -146,29 +146,16 @@ def _status(args: argparse.Namespace) -> int:
             )
             for one in document["sites"]
         ]
-        columns: tuple[str, ...] = (
-            "site",
-            "state",
-            "version",
-            "confirmed",
-            "lifetime epsilon",
-            "certificate",
-        )
-        if not any(row[4] for row in rows):  # no site's policy lets the hub know
-            rows, columns = [(*row[:4], row[5]) for row in rows], (*columns[:4], columns[5])
+        columns = ("site", "state", "version", "confirmed", "lifetime epsilon", "certificate")
         console.table(f"federation {document['name']}", columns, rows)
         members = document["members"] or "not all sites have been here yet"
         console.say(members, heading="Members:")
         if not document["running"]:
-            console.say(_not_running(home), heading="note:", colour="yellow")
+            console.say(_NOT_RUNNING, heading="note:", colour="yellow")
         for run in document["queue"]:
             console.say(run, heading="Queued:")
 
     return console.answer(args, document, show)
-
-
-def _not_running(home: HubHome) -> str:
-    return f"the hub is not running; start it with: fedveil hub start{home.option}"
 
 
 def _budget(spent: float | None, whole: float | None) -> str:
@@ -199,7 +186,7 @@ def _run(args: argparse.Namespace) -> int:
             _follow(home, queue, name)
     except KeyboardInterrupt:
         console.complain(
-            f"the hub goes on with {name}; end it with: fedveil federation stop {name}{home.option}"
+            f"the hub goes on with {name}; end it with: fedveil federation stop {name}"
         )
         return 130
     document = _document(home, queue, name)
@@ -225,7 +212,7 @@ def _follow(home: HubHome, queue: Queue, name: str) -> None:
     """Show rounds as they are released, until the run has ended."""
     shown, waiting = 0, ""
     if not home.running:
-        console.say(_not_running(home), heading="waiting:", to=console.stderr())
+        console.say(_NOT_RUNNING, heading="waiting:", to=console.stderr())
     while (ended := queue.ended(name)) is None:
         if waiting != (now := queue.waiting(name)) and now:
             console.say(now, heading="waiting:", to=console.stderr())

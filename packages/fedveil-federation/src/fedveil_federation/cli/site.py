@@ -125,19 +125,12 @@ def _join(args: argparse.Namespace) -> int:
 
     bundle = Bundle.read(Path(args.bundle))
     agreement = bundle.agreement
-    policy = Policy.read(args.policy)  # before rows are read, which takes longer
-    policy.check_hub(agreement.hub)
-    policy.check_counts()
+    Policy.read(args.policy).check_hub(agreement.hub)  # before rows are read, which takes longer
     agreed = {"arrays": agreement.arrays} if agreement.arrays else {"columns": agreement.columns}
     if args.schema is not None and read_schema_file(args.schema) != agreed:
         raise ConfigError(f"--schema {args.schema}: says something else than the bundle's schema")
     rows = agreement.rows(args.data, args.person_column)
     notes = agreement.schema.remarks(args.data, args.person_column)
-    if len(rows.test) and not policy.allow.evaluation:
-        notes.append(
-            f"{len(rows.test):,} rows are held out of training, as the federation agreed, and this "
-            "policy lets nobody evaluate on them (allow.evaluation)"
-        )
     persons = None if rows.train.persons is None else int(rows.persons.sizes[0])
     path = args.home or Path(bundle.site)
     shared = None if args.ledger is None else SiteHome(args.ledger)
@@ -244,7 +237,6 @@ def _members(args: argparse.Namespace, home: SiteHome) -> int:
         console.say(members.fingerprint, heading="Fingerprint:")
         if not trusted:
             said = "call the other owners; if all read the same: fedveil site trust FINGERPRINT"
-            said += home.option
             console.say(said, heading="Next:")
 
     return console.answer(args, document, show)
@@ -276,7 +268,7 @@ def _approve(args: argparse.Namespace, home: SiteHome) -> int:
     def show() -> None:
         for name, words in waiting.items():
             console.table(f"plan {name[:12]}", ["", ""], [*map(list, words.items())])
-        said = f"fedveil site approve --plan NAME{home.option}" if waiting else "no plan waits"
+        said = "fedveil site approve --plan NAME" if waiting else "no plan waits"
         console.say(said, heading="Next:")
 
     return console.answer(args, {"waiting": waiting}, show)
@@ -323,9 +315,6 @@ def _ledger(args: argparse.Namespace, home: SiteHome) -> int:
         spent, whole = at_most(document["epsilon"]), document["budget_epsilon"]
         said = f"{spent} of {whole:g} at delta {document['delta']:g}, for {document['protects']}"
         console.say(said, heading="Lifetime epsilon:")
-        for one in document["runs"]:
-            if one["delivered"]:
-                console.say(one["delivered"], heading=f"Model of {one['name']}:")
 
     return console.answer(args, document, show)
 

@@ -94,15 +94,8 @@ class Queue:
         self._home = home
 
     def put(self, job: HubJob) -> None:
-        begun, ended = (self._home.runs / job.name).exists(), self.ended(job.name)
-        if ended is not None and ended["outcome"] == "refused" and not begun:
-            self._place(job.name, _ENDED).unlink()  # nothing came of it, so the name is free
-        elif begun or self._known(job.name):
-            hint = "choose another name"
-            if ended is not None and ended["outcome"] != "done":
-                again = f"fedveil federation resume {job.name}{self._home.option}"
-                hint += f", or go on with it: {again}"
-            raise ConfigError(f"run {job.name!r}: exists already; {hint}")
+        if self._known(job.name) or (self._home.runs / job.name).exists():
+            raise ConfigError(f"run {job.name!r}: exists already; choose another name")
         write_json(self._place(job.name, _QUEUED), vars(job))
 
     def _known(self, name: str) -> bool:
@@ -463,10 +456,7 @@ class HubService:
     def _records(self, hub: Hub) -> Facts:
         facts = self._told_facts(hub, Unit.RECORD)
         if facts is None:
-            raise ConfigError(
-                "evaluation and statistics count records, and not every site's policy protects "
-                "these (allow.units). Evaluate on public test rows instead (run --test FILE)."
-            )
+            raise ConfigError("counts of records: need sites whose policies protect records")
         return facts
 
     def _known(self, test: str | None) -> Known:

@@ -181,19 +181,6 @@ class Policy:
         except ConfigError as error:
             raise ConfigError(str(error).replace("recipe: ", "", 1)) from None
 
-    def check_counts(self) -> None:
-        """Refuse leave for what needs numbers of records where the policy lets no site state them.
-
-        Raises:
-            ConfigError: It allows evaluation or statistics, and no plans that protect records.
-        """
-        counts = [name for name in ("evaluation", "statistics") if getattr(self.allow, name)]
-        if counts and Unit.RECORD not in self.allow.units:
-            raise ConfigError(
-                f"policy: allow.{counts[0]}: it counts records, and allow.units does not name "
-                '"record". Leave it out, or name "record" (in the place of "person").'
-            )
-
     @property
     def longest_request(self) -> int:
         """The bytes that a request of the hub may have: weights that are allowed, or a plan."""

@@ -6,7 +6,6 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -78,9 +77,7 @@ class TableSchema:
         for label, target in zip(self.labels, found, strict=True):
             if target.kind not in kinds or target.buckets is not None:
                 said = "a boolean, named once" if several else "categories, boolean or a number"
-                near = get_close_matches(label, self.columns, n=1, cutoff=0.5)
-                hint = f"; did you mean {near[0]!r}?" if near and near != [label] else ""
-                raise ConfigError(f"schema: the label {label!r} must be in it: {said}{hint}")
+                raise ConfigError(f"schema: the label {label!r} must be in it: {said}")
         inputs = {name: column for name, column in known.items() if column.kind is not Kind.IGNORE}
         if divided := [name for name, column in inputs.items() if column.separator is not None]:
             raise ConfigError(f"schema: {divided[0]!r} has a separator, which is for the label")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -207,7 +207,8 @@ class CountSum:
 
 @torch.inference_mode()
 def _counts(module: torch.nn.Module, rows: Examples, scoring: Scoring, batch: int) -> Ints:
-    """A table of whole numbers; each row adds one to one cell, whatever the model says."""
+    """Return a table of whole numbers: each usable row adds one to one cell, whatever the model
+    says."""
     found = np.zeros(scoring.shape, np.int64)
     for begin in range(0, len(rows), batch):
         part = slice(begin, begin + batch)
@@ -225,7 +226,10 @@ def _counts(module: torch.nn.Module, rows: Examples, scoring: Scoring, batch: in
             columns = _binned(scores.softmax(-1)[:, 1])
         else:
             columns = torch.nan_to_num(scores).argmax(-1).numpy()
-        np.add.at(found, (targets.astype(np.int64), columns), 1)
+        counted = 1 if rows.usable is None else rows.usable[part].astype(np.int64)
+        if scoring.facts.task == Task.MULTI_LABEL:
+            counted = np.reshape(counted, (-1, 1))
+        np.add.at(found, (np.where(counted, targets, 0).astype(np.int64), columns), counted)
     return found
 
 
@@ -297,6 +301,9 @@ def _area(table: Table) -> float:
 
 
 def held_out(data: Federation) -> Examples:
-    """A site's usable rows that nothing is trained on, as a model sees them."""
-    test = data.test.only_usable()
-    return Examples(data.model_inputs(test.inputs), test.targets)
+    """Return a site's rows that nothing is trained on, as a model sees them.
+
+    Unusable ones keep their places, for a model's answer to a row can depend on where it stands in
+    how large a batch.
+    """
+    return replace(data.test, inputs=data.model_inputs(data.test.inputs))

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import secrets
-import shlex
 import shutil
 import time
 import tomllib
@@ -51,13 +50,8 @@ class Home:
 
     def __init__(self, path: Path, marker: str, what: str) -> None:
         self.path = path.absolute()
-        # What a command line needs to find it from here again.
-        self.option = "" if path == Path() else f" --home {shlex.quote(str(path))}"
         if not (self.path / marker).is_file():
-            raise ConfigError(
-                f"{path}: not the directory of a {what} (no {marker}). Give the one that it was "
-                "made in as --home."
-            )
+            raise ConfigError(f"{path}: not the directory of a {what} (no {marker}); name --home")
 
     @property
     def socket(self) -> Path:

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+import warnings
 from functools import cache
 from importlib import import_module
 from typing import NamedTuple, NoReturn
@@ -101,6 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is None:  # a process of our own
         arguments = sys.argv[1:]
         keep_freed_memory()
+        _silence_warnings()
     try:
         return _dispatch(arguments)
     except FedveilError as error:
@@ -116,6 +118,16 @@ def main(arguments: list[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         console.complain(f"{where}{error.strerror or error}")
         return 2
+
+
+def _silence_warnings() -> None:
+    """Let no library's warning reach the terminal: what it warns of may be one row of somebody's.
+
+    Python's own option -W or PYTHONWARNINGS shows them again.
+    """
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+        os.environ["PYTHONWARNINGS"] = "ignore"  # of the processes that this one starts
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -133,8 +133,7 @@ def searching(what: str, *, quiet: bool = False) -> Iterator[Callable[[SearchPro
     def text(state: SearchProgress) -> str:
         share = min(1.0, state.share)
         runs = amount(state.trials, "run")
-        stage = "" if state.stage == what else f"{state.stage}, "
-        return f"{what}: {stage}{runs}, {share:.0%}, best {state.error:.4g}"
+        return f"{what}: {state.stage}, {runs}, {share:.0%}, best {state.error:.4g}"
 
     def now_and_then(state: SearchProgress) -> None:
         nonlocal reported

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -22,9 +21,9 @@ from fedveil.data.sources.source import Source
 from fedveil.data.sources.synthetic import NAMES, WHAT, Synthetic
 
 if TYPE_CHECKING:
-    from fedveil.data.statistics import Histogram, Summary
+    from fedveil.data.statistics import Summary
 
-_OPTIONS: console.Options = {  # the words before a colon are the actions that take an option
+_OPTIONS: console.Options = {  # the words before the colon are the actions that take an option
     "--data-dir": (Path, "list, show: local copies, instead of FEDVEIL_DATA"),
     "--label": (str, "schema, statistics: the column to predict"),
     "--label-separator": (str, "schema: between the classes of a cell that names any number"),
@@ -58,8 +57,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.action == "list" and args.name is not None:
         raise ConfigError(f"{args.name}: say more about it with: fedveil data show {args.name}")
     for option, (_, text) in _OPTIONS.items():
-        takers = [part.partition(":")[0].split(", ") for part in text.split("; ")]
-        used = any(args.action in actions for actions in takers)
+        used = args.action in text.partition(":")[0].split(", ")
         if not used and getattr(args, option[2:].replace("-", "_")) is not None:
             raise ConfigError(f"{option}: fedveil data {args.action} has no use for it. Remove it.")
     return _ACTIONS[args.action](args)
@@ -162,9 +160,7 @@ def _statistics(args: argparse.Namespace) -> int:
     )
     columns = {name: entry_of(column) for name, column in statistics.columns.items()}
     schema = {"columns": columns, BOUGHT: statistics.bought.to_dict()}
-    described = {
-        name: _described(one, statistics.std) for name, one in statistics.summaries.items()
-    }
+    described = {name: _described(one) for name, one in statistics.summaries.items()}
     document = {
         "columns": described,
         "noise": statistics.std,
@@ -180,8 +176,8 @@ def _statistics(args: argparse.Namespace) -> int:
         {
             "title": name,
             "x": name,
-            "y": f"{guarantee.unit}s per unit",
-            "series": [{"name": name, "points": _steps(one["histogram"])}],
+            "y": f"{guarantee.unit}s",
+            "series": [{"name": name, "points": one["histogram"]}],
         }
         for name, one in described.items()
         if one["histogram"]
@@ -196,11 +192,10 @@ def _statistics(args: argparse.Namespace) -> int:
     write_atomically(folder / "report.html", page.encode())
 
     def show() -> None:
-        pictures = [bars(_steps(one["histogram"])[::2]) for one in described.values()]
+        pictures = [bars(one["histogram"]) for one in described.values()]
         table = [[*row[:_FIRST], bars] for row, bars in zip(rows, pictures, strict=True)]
         console.table(f"Statistics of {path.name}", (*_FIGURES[:_FIRST], "1 % to 99 %"), table)
-        console.say(f"{noise} In brackets: the cells that a figure may lie in, with this noise.")
-        console.say("A bar is one cell that was voted on, however wide, as high as it is dense.")
+        console.say(noise)
         console.say(guarantee.summary, heading="Guarantee:")
         console.say(
             f"In {folder}: report.html; schema.json, for fedveil run --schema, which counts what "
@@ -210,8 +205,8 @@ def _statistics(args: argparse.Namespace) -> int:
     return console.answer(args, document, show)
 
 
-def _described(one: Summary, noise: float) -> dict[str, Any]:
-    """Return a column's noisy statistics as plain values; `noise`: the deviation of a count's."""
+def _described(one: Summary) -> dict[str, Any]:
+    """Return a column's noisy statistics as plain values."""
     document: dict[str, Any] = {"kind": None, "missing": None, "quantiles": {}, "histogram": []}
     if one.units > 0:
         document["missing"] = min(1.0, max(0.0, one.missing / one.units))
@@ -222,38 +217,13 @@ def _described(one: Summary, noise: float) -> dict[str, Any]:
     if one.histogram is not None:
         shares = (0.05, 0.25, 0.5, 0.75, 0.95)
         document["quantiles"] = {f"{share:g}": one.histogram.quantile(share) for share in shares}
-        document["between"] = {
-            f"{share:g}": _between(one.histogram, share, noise) for share in shares
-        }
         low, high = one.histogram.quantile(0.01), one.histogram.quantile(0.99)
-        voted = one.histogram.edges
-        voted = np.unique([low, *voted[(voted > low) & (voted < high)], high])
-        # Where there are more cells than bars, several make one; none is divided.
-        nearest = [np.abs(voted - place).argmin() for place in np.linspace(low, high, _BARS + 1)]
-        edges = voted[np.unique(nearest)] if len(voted) > _BARS + 1 else voted
+        edges = np.linspace(low, high, _BARS + 1)
         reached = np.concatenate([[0.0], np.cumsum(one.histogram.masses)])
         counts = np.diff(np.interp(edges, one.histogram.edges, reached))
-        document["histogram"] = np.stack([edges[:-1], edges[1:], counts], axis=1).tolist()
+        middles = (edges[1:] + edges[:-1]) / 2
+        document["histogram"] = np.stack([middles, counts], axis=1).tolist()
     return document
-
-
-def _between(histogram: Histogram, share: float, noise: float) -> list[float]:
-    """Return the ends of the cells that a quantile may lie in, two deviations of all cells' noise
-    to either side."""
-    from fedveil.data.statistics import FINE
-
-    total, edges = float(histogram.masses.sum()), histogram.edges
-    off = 2 * noise * math.sqrt(FINE) / total
-    low, high = (histogram.quantile(min(1.0, max(0.0, share + by))) for by in (-off, off))
-    first = max(0, int(np.searchsorted(edges, low, side="right")) - 1)
-    last = min(len(edges) - 1, int(np.searchsorted(edges, high, side="left")))
-    return [float(edges[first]), float(edges[last])]
-
-
-def _steps(histogram: list[list[float]]) -> list[list[float]]:
-    """Return the outline of cells (from, to, count): how dense each is, at both of its ends."""
-    dense = [(low, high, count / (high - low)) for low, high, count in histogram]
-    return [[end, height] for low, high, height in dense for end in (low, high)]
 
 
 _BARS = 12
@@ -270,10 +240,7 @@ def _row(name: str, one: dict[str, Any]) -> list[str]:
         return f"{value:.4g}"
 
     missing = "" if one["missing"] is None else f"{one['missing']:.1%}"
-    middle = []
-    for share in ("0.05", "0.5", "0.95"):
-        ends = " to ".join(map(formatted, one.get("between", {}).get(share, ())))
-        middle.append(formatted(one["quantiles"].get(share)) + (f" ({ends})" if ends else ""))
+    middle = [formatted(one["quantiles"].get(share)) for share in ("0.05", "0.5", "0.95")]
     deviation = "" if one.get("std") is None else f"{one['std']:.4g}"
     return [name, one["kind"] or "noise", missing, *middle, formatted(one.get("mean")), deviation]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.cli import console
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy.rounding import at_most
+from fedveil.privacy.rounding import at_least, at_most
 
 if TYPE_CHECKING:
     from fedveil.privacy.contract import Mechanism
@@ -336,5 +336,5 @@ def _shown(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return at_most(value, 6)  # also of noise: whoever types it again adds no less
+        return (at_least if name == "noise_multiplier" else at_most)(value, 6)
     return "" if value is None else str(value)

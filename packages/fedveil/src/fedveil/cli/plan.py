@@ -272,7 +272,7 @@ def _show_feasible(question: Question, rows: list[Row], document: dict[str, Any]
         f"{question.noise.capitalize()} noise for ({question.epsilon:g}, {question.delta:.3g}), "
         f"protecting one of {question.clients} clients whole; {question.dimension} weights."
     )
-    risks = [f"ε if {question.dropped:.0%} drop out", f"ε if {question.colluders} collude"]
+    risks = [f"ε: {question.dropped:.0%} drop", f"{question.colluders} collude"]
     for trust, sampling in dict.fromkeys((row.trust, row.sampling) for row in rows):
         group = [row for row in rows if (row.trust, row.sampling) == (trust, sampling)]
         claim = group[0].claim

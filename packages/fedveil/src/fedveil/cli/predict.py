@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.core.display import amount
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ def execute(args: argparse.Namespace) -> int:
     model, remarks = table_model(args.run, "predict(array)"), Remarks()
     _write(args, model, remarks)
     console.note(remarks.sentences())
-    if args.output is not None and not args.json:
-        console.say(f"{args.output}, {amount(remarks.rows, 'row')}", heading="Written:")
     if args.json:
         console.emit(
             {"rows": remarks.rows, "output": str(args.output), "notes": remarks.sentences()}

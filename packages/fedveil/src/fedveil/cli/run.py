@@ -251,10 +251,9 @@ def _show(result: dict[str, Any], where: str, warnings: Sequence[str]) -> None:
     if sums := result["secure_sums"]:
         share = f"; at most {sums['most_lost']} in a round" if sums["lost"] else ""
         missing = [str(number) for number in sums["not_released"]]
-        unmasked = " (computed without masks)" if sums["mode"] == "ideal" else ""
         listed = f" ({', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''})"
         rows += [
-            ["secure sums", f"{sums['mode']}{unmasked}, over {sums['cohort']} clients"],
+            ["secure sums", f"{sums['mode']}, over {sums['cohort']} clients"],
             ["  uploads lost", f"{sums['lost']} of {sums['uploads']}{share}"],
             ["  rounds not released", f"{len(missing)}{listed}" if missing else "none"],
         ]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.origin import is_own_object
 from fedveil.data.examples import Task
 from fedveil.data.partition import ByOwner, Dirichlet, Partition, SortedSlices
 
@@ -26,6 +27,9 @@ DRAWN_OWNERS = "a fixed number of owners was drawn, so one owner more can take t
 
 def dealing(partition: Partition) -> tuple[str, ...]:
     """Return sentences on what a partition takes from rows, or lets owners do to each other."""
+    if not is_own_object(partition):
+        name = type(partition).__name__
+        return (f"rows were dealt to clients by {name}, which is none of fedveil's own parts",)
     if isinstance(partition, (Dirichlet, SortedSlices)):
         return (DEALT_BY_LABEL,)
     if not isinstance(partition, ByOwner):

@@ -48,6 +48,7 @@ class Offer:
     noise: std on every vote / sensitivity of one unit, for each release.
     missed: probability with which the name of a class that one unit alone has is published.
     pay: is told what will be released, before anything of it is.
+    labels_read: whether a label's classes that nobody declared are read in the open afterwards.
     shares: how many clients there are, for all to know. Under distributed trust each brings a
         share of the noise; under local trust there must be one alone, who has all rows.
     bins: into how many bins numbers are cut; None: they stay numbers.
@@ -60,6 +61,7 @@ class Offer:
     shares: int = 1
     seed: int | None = None
     pay: Callable[[Bought], None] | None = field(default=None, compare=False)
+    labels_read: bool = False
     bins: int | None = None
 
     def __post_init__(self) -> None:
@@ -82,6 +84,8 @@ class Bought:
         entropy: Where the noise is from.
         releases: What was released.
         named_by: The column that named the protected clients or persons; None: nobody noted it.
+        labels_read: Whether the label's classes, if it turns out to hold any, are read in the open
+            afterwards: the purchase by itself is then no whole account. A run lists it itself.
     """
 
     unit: Unit
@@ -89,6 +93,7 @@ class Bought:
     entropy: Entropy
     releases: tuple[Release, ...]
     named_by: str | None = None
+    labels_read: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self, unit=one_of(Unit), trust=one_of(Trust), entropy=one_of(Entropy))
@@ -208,7 +213,13 @@ def buy(
     names_classes = offer.trust is not Trust.DISTRIBUTED and label in table
     names_classes &= separator is not None or not quantity
     releases = releases_of(offer, width, names_classes=names_classes)
-    bought = Bought(offer.unit, offer.trust, randomness.entropy, releases)
+    bought = Bought(
+        offer.unit,
+        offer.trust,
+        randomness.entropy,
+        releases,
+        labels_read=offer.labels_read,
+    )
     if offer.pay is not None:
         offer.pay(bought)
     purposes = iter(("statistics 0", "statistics 1"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ _TEXTS = (".txt",)
 _HALF = np.array(127.5, np.float32)
 _PIXELS = Scaling(_HALF, np.float32(1) / _HALF)  # to numbers from -1 to 1
 _FAINTEST, _BRIGHTEST = 1, 99  # percentiles of an image's own values that become black and white
+
+# Readers' own logs, some of which go to the terminal: they tell of single files.
+_LOGS = ("PIL", "pydicom", "nibabel.global")
 
 Array = npt.NDArray[Any]
 
@@ -176,9 +180,12 @@ def is_text(file: Path) -> bool:
 
 def _library(name: str, extra: str, what: str) -> Any:
     try:
-        return import_module(name)
+        library = import_module(name)
     except ImportError:
         raise ConfigError(f'{what} need the extra: pip install "fedveil[{extra}]"') from None
+    for log in _LOGS:
+        logging.getLogger(log).setLevel(logging.CRITICAL + 1)
+    return library
 
 
 def _opened(file: Path) -> Any:

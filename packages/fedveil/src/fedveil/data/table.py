@@ -7,7 +7,7 @@ decides about a row besides the row itself stands in the `TableEncoder`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -242,10 +242,10 @@ def from_table(
     texts |= {name: one for name, one in (public or {}).items() if one.kind is Kind.TEXT}
     roles = [*labels, *texts, *(name for name in named.values() if name is not None)]
     if twice := [name for name, count in Counter(roles).items() if count > 1]:
-        options: dict[str, Collection[str | None]] = {"label": labels, "text_columns": texts}
-        options |= {f"{what[:-1]}_column": (name,) for what, name in named.items()}
-        both = " and ".join(option for option, whose in options.items() if twice[0] in whose)
-        raise ConfigError(f"{path}: column {twice[0]!r} has two roles, {both}. Name two.")
+        raise ConfigError(
+            f"{path}: column {twice[0]!r} has two roles, of label, client, person, epsilon and "
+            "text. Name different columns."
+        )
     if texts:
         from fedveil.data.texts import with_encoder  # brings torch
 
@@ -419,7 +419,9 @@ def _described(
             )
     elif offer is not None and asked.client is not None:
         table = read_table(asked.source, client=asked.client)
-        statistics = _buy(asked, table, offer)
+        # Under distributed trust nobody may pick names of classes, and a label of text is read.
+        read = label not in asked.known and not asked.quantity and offer.trust is Trust.DISTRIBUTED
+        statistics = _buy(asked, table, replace(offer, labels_read=read))
         columns, bought = {**statistics.columns, **asked.known}, statistics.bought
         _check_bought_label(asked, columns, offer)
         left_out = _not_offered(asked, table)

@@ -37,13 +37,20 @@ from fedveil.training.models.structure import as_written
 from fedveil.training.server.optimizers import Sgd
 
 _UNPROVED = "{} is none of fedveil's own parts: nothing is proved of it."
+_PERSONS_OF_CLIENTS = (
+    "Rows were held out or capped by person, and a person may be at several clients: one client's "
+    "rows then decide which rows of others count, and this run protects clients. Set privacy.unit "
+    "to person (--unit person), or leave the persons out."
+)
 _LAYERS_OF_TORCH = Path(inspect.getfile(nn.Linear)).resolve().parent
 _PLAIN = {bool, int, float, str, *np.sctypeDict.values()}
 
 
-def unprotected(context: NoiseContext) -> tuple[str, ...]:
+def unprotected(context: NoiseContext, unit: Unit) -> tuple[str, ...]:
     """Return a sentence for everything that was taken from private data without noise."""
     sentences = list(taken_from_records(context.federation))
+    if unit is Unit.CLIENT and context.federation.train.persons is not None:
+        sentences.append(_PERSONS_OF_CLIENTS)
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         sentences.append("The inputs to vote on must be public, and may be the clients' own data.")
     for data, public in trained_on(context.module).items():
@@ -150,7 +157,7 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
         sentences.append("Which person a row names is public. A row that names none is left out.")
     if unit is Unit.PERSON:
         sentences.append(
-            "At which clients a person has rows is public; how many rows, and what they hold, "
+            "At which clients a person has rows is public; how many there are, and what they hold, "
             "is not. A row that names no person is left out."
         )
     if unit is Unit.PERSON and federation.elsewhere:

@@ -547,7 +547,7 @@ def _privacy_model(
         population=_population(facts, model.unit),
         arithmetic=facts.arithmetic,
         entropy=entropy,
-        unprotected=(*limits.unprotected(facts), *untrusted, *unprotected),
+        unprotected=(*limits.unprotected(facts, model.unit), *untrusted, *unprotected),
         declared=(*limits.declared(facts, model.unit, model.trust), *trusted, *declared),
         not_covered=limits.not_covered(facts, model.trust),
     )

@@ -251,7 +251,8 @@ class Zcdp(Mechanism):
         check_fields(self, rho=positive)
 
     def step(self, use: Use) -> Step:
-        return ZcdpStep(use.uses * self.rho, use.rate)
+        # Without the shares of colluders the noise has honest_std^2 of its variance.
+        return ZcdpStep(use.uses * self.rho / use.honest_std**2, use.rate)
 
     def check(self, release: Release, model: PrivacyModel) -> None:
         sampled = release.amplified and isinstance(release.sampling, Poisson)

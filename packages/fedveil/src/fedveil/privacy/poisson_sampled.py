@@ -129,6 +129,13 @@ class PoissonSampled(Mechanism):
                 "secret samples inside a secret sample of clients have no proof here",
                 "let every site, or a public schedule of sites, take part",
             )
+        counted, most = release.participations, release.sampling.max_participations(release.rounds)
+        if counted is not None and counted < most:
+            raise AmplificationRefused(
+                f"{counted} counted participations in {most} rounds of secret samples: whoever "
+                "knows how often a coin said yes has no credit for it",
+                "leave participations out, or account the mechanism without secret coins",
+            )
         if release.uses > 1:
             raise MechanismRefused(
                 f"{release.uses} releases in a round: it is not said whether they share coins",

@@ -128,7 +128,7 @@ def _counted(guarantee: Guarantee) -> str:
     parts = [_release_text(release) for release in guarantee.releases[:_SHOWN_RELEASES]]
     rest = len(guarantee.releases) - len(parts)
     if rest > 0:
-        parts.append(f"{_many(rest, 'more kind')} of release")
+        parts.append(f"{rest} more kinds of release")
     text = "Counted: " + "; ".join(parts)
     if isinstance(guarantee.tuning, AllRuns):
         text += f"; all of it {guarantee.tuning.runs} times for tuning"

@@ -201,6 +201,13 @@ def _check_adjacency(release: Release, model: PrivacyModel) -> None:
 def _check_sampling(sampling: Sampling, model: PrivacyModel) -> None:
     """Whether a secret cohort's amplification is proved for this change."""
     adjacency = model.adjacency
+    if model.unit is not Unit.CLIENT:
+        raise AmplificationRefused(
+            f"{name_of(sampling)} cohorts of clients hide no single {model.unit}: what else its "
+            "client sends shows in which rounds it was there",
+            f"let each {model.unit} have a secret coin of its own (--batch-rate, PoissonSampled), "
+            "or count participations",
+        )
     if isinstance(sampling, FixedSize) and adjacency is not Adjacency.REPLACE:
         raise AdjacencyRefused(
             f"fixed-size sampling under {adjacency}: the cohort size is public, so another client "

@@ -112,7 +112,6 @@ def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any
             name: {"model": scores[name], "constant": constant.get(name)}
             for name in ordered(scores)
         },
-        "f1_class": scores.get("f1_class"),
         "useless": useless(scores),
         "clearly_better_than_constant": scores.get("clearly_better_than_constant"),
         "constant_answer": {name: constant[name] for name in present if name in constant},

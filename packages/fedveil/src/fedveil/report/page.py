@@ -22,8 +22,7 @@ from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.rounding import at_least, at_most, percent_at_most
 from fedveil.privacy.statement import CHANGE
 from fedveil.report.charts import drawing
-from fedveil.report.scores import leading_score, shown
-from fedveil.report.scores import title as score_title
+from fedveil.report.scores import NAMES, leading_score, shown
 
 Facts = Mapping[str, Any]
 
@@ -110,7 +109,7 @@ def render(
         page_template = environment.from_string(template.read_text(encoding="utf-8"))
     else:
         page_template = environment.get_template(template)
-    return page_template.render(title=title, data=data, live=live, **words)
+    return page_template.render(title=title, data=data, live=live, score_names=NAMES, **words)
 
 
 @cache
@@ -128,7 +127,6 @@ def _environment() -> Environment:
         "lower_bound": at_least,
         "plain": lambda value: f"{value:,}" if isinstance(value, int) else str(value),
         "score": lambda value, name: shown(name, value),
-        "score_title": score_title,
         "share": _percent,
         "sortable": lambda value: "Infinity" if value == math.inf else value,  # as in JavaScript
         "summary": _summary,
@@ -161,7 +159,7 @@ def _summary(facts: Facts) -> list[tuple[str, str, str]]:
     if score is not None:
         name, value, constant = score
         beside = "" if constant is None else f"best constant answer: {shown(name, constant)}"
-        figures = [(score_title(name, facts["result"]), shown(name, value), beside)]
+        figures = [(NAMES.get(name, name), shown(name, value), beside)]
     if guarantee is None:
         return [*figures, ("privacy", "none", "this method adds no noise")]
     doubt = "" if guarantee["certified"] else ", if this were certified"

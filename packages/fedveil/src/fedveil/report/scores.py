@@ -41,21 +41,10 @@ def ordered(scores: Mapping[str, Any]) -> list[str]:
 def score_rows(scores: Mapping[str, Any]) -> list[list[str]]:
     """Return table rows of a model's scores beside those of the best constant answer."""
     constant = scores["constant"]
-    beside = {key: f"(constant: {shown(key, constant.get(key))})" for key in ordered(scores)}
     return [
-        [title(key, scores), f"{shown(key, scores[key])} {usual}"] for key, usual in beside.items()
+        [NAMES[key], f"{shown(key, scores[key])} (constant: {shown(key, constant.get(key))})"]
+        for key in ordered(scores)
     ]
-
-
-def title(key: str, scores: Mapping[str, Any]) -> str:
-    """Return a score's name for people, with the class that it is of.
-
-    Args:
-        key: the score's key.
-        scores: a mapping that may have `f1_class`, as `Scores.to_dict` returns.
-    """
-    of = scores.get("f1_class") if key == "f1" else None
-    return NAMES.get(key, key) + (f" of {of!r}" if of is not None else "")
 
 
 def leading_score(result: Mapping[str, Any]) -> tuple[str, float, float | None] | None:

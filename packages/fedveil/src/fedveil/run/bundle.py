@@ -22,7 +22,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.encoder import TableEncoder
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.planning.plan import Plan
-from fedveil.run.directory import MODEL, content_digest, need_run, read_tensors
+from fedveil.run.directory import MODEL, content_digest, read_tensors
 from fedveil.training.models.features import FEATURES, Featurizer
 from fedveil.training.models.losses import class_scores
 from fedveil.training.models.zoo import build
@@ -192,7 +192,6 @@ def read_bundle(path: Path) -> tuple[ModelBundle, dict[str, Tensor]]:
     """
     directory = path.is_dir()
     file = path / MODEL if directory else path
-    need_run(path)
     if directory and not file.exists():
         if not (path / "recipe.toml").exists():
             raise ConfigError(f"{path}: not a run directory (no recipe.toml)")

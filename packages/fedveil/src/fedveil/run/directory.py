@@ -217,13 +217,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     new = [parent for parent in path.parents if not parent.exists()]
     try:
-        try:
-            partial.mkdir(parents=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{path}: cannot be made ({error.strerror}). Name a folder in a place where you "
-                "may write (--output)."
-            ) from None
+        partial.mkdir(parents=True)
         yield partial
         sync_directory(partial)
         partial.rename(path)
@@ -290,15 +284,8 @@ def _lock(path: Path) -> IO[str]:
 # What the files say, for whoever reads them.
 
 
-def need_run(path: Path) -> None:
-    """Raise `ConfigError` if there is nothing at a path that was given as a run directory."""
-    if not path.exists():
-        raise ConfigError(f"{path}: no such run directory")
-
-
 def stored_recipe(path: Path) -> dict[str, Any]:
     """Return the resolved recipe of a run directory."""
-    need_run(path)
     try:
         return tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
     except FileNotFoundError:

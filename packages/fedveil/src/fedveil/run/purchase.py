@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Entropy, Trust, Unit
+from fedveil.data.declared import CLASS_NAMES
 from fedveil.data.dp_schema import (
     FEW,
     MISSED,
@@ -63,7 +64,10 @@ def write_ledger(folder: Path, bought: Bought, delta: float) -> None:
     """
     with new_folder(folder) as partial:
         # A header without a recipe says that this is a purchase, and no run.
-        header = Header(_privacy_model(bought.unit, bought.trust), delta, bought.releases, 1)
+        model = _privacy_model(bought.unit, bought.trust)
+        if bought.labels_read:
+            model = replace(model, unprotected=(CLASS_NAMES,))
+        header = Header(model, delta, bought.releases, 1)
         ledger = Ledger.create(partial / LEDGER, header)
         ledger.reserve(0)
         write_json(partial / PROMISE, ledger.guarantee().to_dict())

@@ -25,7 +25,6 @@ Figures = dict[str, float | None]
 
 _SURE = 3.0  # standard errors that make a difference clear: by chance 1 time in 700
 _WORTH = 0.01  # and the share of the constant's error that a model must save
-FEWEST = 10  # rows: of fewer, even if all are right, chance could be the reason
 _LEAST = float(np.finfo(np.float64).eps)  # of a probability in a log loss, as in scikit-learn
 _BINS = 15  # of the likeliest class's probability, to see whether it is right as often as it says
 
@@ -44,10 +43,9 @@ class Scores(Displayed):
         constant: The same figures of the best constant answer.
         constant_answer: That answer in words.
         clearly_better: Whether the model is better than the constant by more than chance explains;
-            otherwise `warning` says so. Never so on fewer than ten rows.
+            otherwise `warning` says so.
         reliability: Rows by the probability of their likeliest class: how many, the mean of that
             probability, and the share that is right. Empty for numbers.
-        f1_class: The class, of two, whose F1 score it is; None for a mean over classes or labels.
     """
 
     rows: int
@@ -56,7 +54,6 @@ class Scores(Displayed):
     constant_answer: str
     clearly_better: bool
     reliability: tuple[tuple[int, float, float], ...] = ()
-    f1_class: str | None = None
 
     def _display(self) -> tuple[str, dict[str, object]]:
         defined = {name: value for name, value in self.figures.items() if value is not None}
@@ -80,11 +77,6 @@ class Scores(Displayed):
     @property
     def warning(self) -> str:
         """A warning if the model, or its classes, are not clearly better than a constant answer."""
-        if self.rows < FEWEST:
-            return (
-                f"{self.rows} row{'s' * (self.rows > 1)}: too few to judge a model by, however "
-                f"well it does on them. Evaluate it on {FEWEST} or more."
-            )
         if not self.clearly_better:
             return (
                 f"on these {self.rows} rows the model is not clearly better than answering "
@@ -107,7 +99,6 @@ class Scores(Displayed):
         return {
             "rows": self.rows,
             **self.figures,
-            "f1_class": self.f1_class,
             "constant": {"answer": self.constant_answer, **self.constant},
             "clearly_better_than_constant": self.clearly_better,
             "warning": self.warning,
@@ -156,21 +147,19 @@ def class_scores(names: Sequence[str], chances: Floats, targets: Codes) -> Score
     }
     n = counts[counts > 0]
     recalls = np.bincount(targets[hits], minlength=len(names))[counts > 0] / n
-    shortfall = math.sqrt(float(np.square(_shortfall(recalls, n)).sum())) / len(n)
+    error = math.sqrt(float((recalls * (1 - recalls) / n).sum())) / len(n)
     better = (
         (area is not None and _ranks(area, counts, rows))
         or _clear(usual_losses - losses, float(usual_losses.mean()))
         or _clear(hits.astype(np.float64) - is_top, 1 - shares[top])
-        or _gains(float(recalls.mean()), 1 / len(n), shortfall)
+        or _gains(float(recalls.mean()), 1 / len(n), error)
     )
     reliability = tuple(
         (int(count), float(mean / count), float(share / count))
         for count, mean, share in bins.T
         if count
     )
-    f1_class = str(names[1]) if halves == 2 else None
-    better = better and rows >= FEWEST
-    return Scores(rows, figures, constant, repr(names[top]), better, reliability, f1_class)
+    return Scores(rows, figures, constant, repr(names[top]), better, reliability)
 
 
 def _class_figures(predicted: Codes, targets: Codes, classes: int) -> Figures:
@@ -205,7 +194,7 @@ def label_scores(names: Sequence[str], chances: Floats, truths: Codes) -> Scores
     areas = [area_under_curve(chances[:, i], holds[:, i]) for i in range(len(names))]
     defined = [area for area in areas if area is not None]
     area = float(np.mean(defined)) if defined else None
-    recall, shortfall = _balanced(chances > 0.5, holds)
+    recall, error = _balanced(chances > 0.5, holds)
     figures: Figures = {
         **_label_figures(chances > 0.5, holds),
         "auc": area,
@@ -226,10 +215,9 @@ def label_scores(names: Sequence[str], chances: Floats, truths: Codes) -> Scores
     better = (
         _clear(saved, float(usual_losses.mean()))
         or _clear(wrong - ((chances > 0.5) != holds).mean(axis=1), float(wrong.mean()))
-        or _gains(recall, 0.5, shortfall)
+        or _gains(recall, 0.5, error)
         or (area is not None and len(defined) == len(areas) and _ranks(area, holds.sum(0), rows))
     )
-    better = better and rows >= FEWEST
     held = ", ".join(name for name, one in zip(names, usual, strict=True) if one)
     return Scores(rows, figures, constant, repr(held) if held else "no label", better)
 
@@ -248,14 +236,14 @@ def _label_figures(predicted: Bools, truths: Bools) -> Figures:
 
 def _balanced(predicted: Bools, truths: Bools) -> tuple[float, float]:
     """Return the mean over labels of the mean share that is right of rows with it and of rows
-    without it, and how far the true one may lie below, which holds however labels hang together."""
-    shares, shortfalls = [], []
+    without it, and a bound on its standard error, which holds however labels hang together."""
+    shares, errors = [], []
     for truth in (truths, ~truths):
         count = np.maximum(truth.sum(axis=0), 1)
         right = ((predicted == truths) & truth).sum(axis=0) / count
         shares.append(np.where(truth.any(axis=0), right, 0.5))
-        shortfalls.append(np.square(_shortfall(right, count)))
-    return float(np.mean(shares)), float(np.sqrt(shortfalls[0] + shortfalls[1]).mean() / 2)
+        errors.append(right * (1 - right) / count)
+    return float(np.mean(shares)), float(np.sqrt(errors[0] + errors[1]).mean() / 2)
 
 
 def _log_losses(chances: Floats, truths: Bools) -> Floats:
@@ -277,7 +265,7 @@ def number_scores(predicted: Floats, targets: Floats) -> Scores:
             "r2": 1 - mse / variance if variance > 0 else None,
         }
 
-    better = len(targets) >= FEWEST and _clear(spread**2 - errors**2, variance)
+    better = _clear(spread**2 - errors**2, variance)
     answer = f"the mean ({centre:.4g})"
     return Scores(len(targets), figures(errors), figures(spread), answer, better)
 
@@ -327,27 +315,16 @@ def _ranks(area: float, counts: npt.NDArray[Any], rows: int) -> bool:
     the mean of errors.
     """
     have = np.asarray(counts, np.float64)
-    error = float(np.sqrt((rows + 1) / (12 * have * (rows - have))).mean())
-    return _gains(area, 0.5, _SURE * error)
+    return _gains(area, 0.5, float(np.sqrt((rows + 1) / (12 * have * (rows - have))).mean()))
 
 
-def _shortfall(shares: Floats, rows: npt.NDArray[Any]) -> Floats:
-    """Return how far true shares may lie below shares seen in so many rows: to the lower end of
-    Wilson's interval, which leaves room where all rows are right."""
-    square = _SURE**2
-    spread = _SURE * np.sqrt(shares * (1 - shares) * rows + square / 4)
-    low = (shares * rows + square / 2 - spread) / (rows + square)
-    return np.asarray(shares - low, np.float64)
-
-
-def _gains(share: float, blind: float, shortfall: float) -> bool:
+def _gains(share: float, blind: float, error: float) -> bool:
     """Return whether a share of what is right is clearly more than that of a blind answer."""
-    return share - blind > max(shortfall, _WORTH * (1 - blind))
+    return share - blind > max(_SURE * error, _WORTH * (1 - blind))
 
 
 def _clear(saved: Floats, constant: float) -> bool:
     """Return whether mean savings `[rows]` are worth it beside the constant's error, and no
-    accident: of a blind model they would lie around zero, and around that they are spread here, so
-    that equal ones are no proof by themselves."""
-    error = math.sqrt(float(np.square(saved).mean()) / len(saved))
+    accident."""
+    error = float(saved.std()) / math.sqrt(len(saved))
     return float(saved.mean()) > max(_SURE * error, _WORTH * constant)

@@ -80,8 +80,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         table = _with_names(table, _OWNER, owners, "groups")
         if persons is not None:
             table = _with_names(table, _PERSON, persons, "persons")
-        alone = "record" if persons is None else "person"
-        unit = self.unit or (alone if groups is None else None)
+        unit = self.unit or ("record" if groups is None else None)
+        if persons is not None:  # whoever names persons wants them protected, in all groups
+            unit = self.unit or "person"
         given = {
             "data.client_column": _OWNER,
             "data.person_column": None if persons is None else _PERSON,
@@ -306,11 +307,11 @@ def _with_names(table: pa.Table, column: str, names: Any, what: str) -> pa.Table
 
 
 def _by_entry(X: Any) -> Any:
-    """Lists of equally many entries, and an array of objects, as numbers `[rows, columns]`.
+    """Lists of equally many entries, and arrays of objects or text, as numbers `[rows, columns]`.
 
-    They have no type that all entries share, so each entry is read by itself.
+    They have no type that makes all entries numbers, so each entry is read by itself.
     """
-    rows = isinstance(X, list | tuple) or (isinstance(X, np.ndarray) and X.dtype == object)
+    rows = isinstance(X, list | tuple) or (isinstance(X, np.ndarray) and X.dtype.kind in "OUS")
     if not rows or not all(isinstance(row, list | tuple | np.ndarray) for row in X):
         return X
     if len(set(map(len, X))) != 1:

@@ -111,6 +111,13 @@ def _check(recipe: Recipe, real: Plan, plans: Sequence[Plan]) -> None:
             "all of them would have to be paid for, not only the best",
             "tune on public data (--pilot --proxy), or use a method with a trusted aggregator",
         )
+    if real.scales or real.rates or real.person_epsilon is not None:
+        raise PrivacyRefusal(
+            "epsilons of single clients or persons are accounted for one run, and tuning makes "
+            "several",
+            "leave privacy.budgets, privacy.epsilon_column and data.records_per_person out, or "
+            "tune on public data",
+        )
     rounds = real.method.rounds
     expected = real.private_noise.scaled(1.0).releases(rounds)
     for plan in plans:

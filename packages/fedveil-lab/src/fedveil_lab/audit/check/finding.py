@@ -10,7 +10,9 @@ from typing import Any
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.privacy.accounting import account
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import Everyone, Sampling
 from fedveil_lab.audit.check.source import Call, Unknown
@@ -27,16 +29,6 @@ NOT_FINITE = (
 
 # What a call depends on, with other names for it; what it does not say has to be said.
 ALSO = {"delta": "target_delta", "epochs": "n_epochs"}
-_MEANING = {
-    "examples": "rows that are trained on",
-    "batch_size": "rows in a batch, on average",
-    "epochs": "passes over the rows",
-    "delta": "the guarantee's small probability",
-    "rounds": "of federated training",
-    "clipping_norm": "the bound on an update",
-    "noise_multiplier": "the noise's deviation, in clips",
-    "num_sampled_clients": "clients in a round",
-}
 
 
 @dataclass(frozen=True)
@@ -92,28 +84,6 @@ class Settings:
         self._made = [one.name for one in calls]
         self._given = dict(zip(names, call.positional, strict=False)) | dict(call.named)
         self.call, self.used = call.name, dict[str, tuple[Any, str]]()
-
-    def need(self, *names: str) -> None:
-        """Look settings up that have no default.
-
-        Raises:
-            ConfigError: Some of them are not known; it names all of these at once.
-        """
-        unknown = {}
-        for name in names:
-            try:
-                self.value(name)
-            except ConfigError as error:
-                unknown[name] = error
-        if len(unknown) == 1:
-            raise next(iter(unknown.values()))
-        if unknown:
-            told = (f"{name} ({_MEANING[name]})" if name in _MEANING else name for name in unknown)
-            options = " ".join(f"--set {name}=VALUE" for name in unknown)
-            raise ConfigError(
-                f"{', '.join(told)}: {self.call} depends on them, and the file does not say them; "
-                f"say {options}"
-            )
 
     def value(self, name: str, default: Any = ...) -> Any:
         """Return a setting by name; what is said on the command line comes first.
@@ -187,16 +157,21 @@ def proved(
     adjacency: Adjacency,
     trust: Trust = Trust.CENTRAL,
     sampling: Sampling | None = None,
+    batch_rate: float | None = None,
     contributions: int | None = None,
 ) -> Proved:
-    """Gaussian noise, `rounds` times; no credit for sampling unless a sampler is given.
+    """Gaussian noise, `rounds` times; no credit for sampling unless a sampler is given, or the rate
+    of records' own coins.
 
     A person makes up to `contributions` to a sum.
     """
     model = PrivacyModel(
         unit, adjacency, trust, arithmetic=Arithmetic.IDEALISED, contributions=contributions
     )
-    release = Release(Gaussian(noise_multiplier), sampling or Everyone(), rounds)
+    mechanism: Mechanism = Gaussian(noise_multiplier)
+    if batch_rate is not None:
+        mechanism = PoissonSampled(batch_rate, (mechanism,))
+    release = Release(mechanism, sampling or Everyone(), rounds)
     try:
         return Proved(what, account([release], privacy_model=model, delta=delta).epsilon)
     except PrivacyRefusal as refusal:

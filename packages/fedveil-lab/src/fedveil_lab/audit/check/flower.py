@@ -32,7 +32,6 @@ _SHORT = (
 
 def fixed_clipping(settings: Settings) -> Finding:
     """Noise z C / num_sampled_clients on FedAvg's weighted mean of clipped updates."""
-    settings.need("noise_multiplier", "clipping_norm", "num_sampled_clients", "rounds", "delta")
     z = settings.positive("noise_multiplier")
     settings.positive("clipping_norm")
     sampled = settings.count("num_sampled_clients")
@@ -56,7 +55,6 @@ def fixed_clipping(settings: Settings) -> Finding:
 
 def adaptive_clipping(settings: Settings) -> Finding:
     """As above, with a clip that follows a noisy count of clipped updates."""
-    settings.need("noise_multiplier", "num_sampled_clients", "rounds", "delta")
     z = settings.positive("noise_multiplier")
     sampled = settings.count("num_sampled_clients")
     settings.value("initial_clipping_norm", 0.1)
@@ -98,7 +96,6 @@ def adaptive_clipping(settings: Settings) -> Finding:
 
 def local_dp(settings: Settings) -> Finding:
     """Each upload is clipped; noise has std sensitivity * sqrt(2 ln(1.25/delta)) / epsilon."""
-    settings.need("clipping_norm", "sensitivity", "epsilon", "delta", "rounds")
     clip = settings.positive("clipping_norm")
     sensitivity, epsilon = settings.positive("sensitivity"), settings.positive("epsilon")
     delta, rounds = settings.positive("delta", most=1.0), settings.count("rounds")

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from fedveil.core.arguments import one_of
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
-from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.calibration import calibrate_mechanism
+from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.releases import PrivacyModel
-from fedveil.privacy.sampling import Poisson
+from fedveil.privacy.sampling import Everyone
 from fedveil_lab.audit.bounds import gaussian_dp_epsilon
 from fedveil_lab.audit.check.finding import (
     FLOATING_POINT,
@@ -59,7 +61,6 @@ def make_private(settings: Settings) -> Finding:
     target = None
     if settings.call == "make_private_with_epsilon":
         target = settings.positive("target_epsilon")
-    settings.need("examples", "batch_size", "epochs", "delta")
     examples, batch = settings.count("examples"), settings.count("batch_size")
     epochs, rounds = settings.count("epochs"), settings.count("rounds", 1)
     delta = settings.positive("delta")
@@ -162,7 +163,7 @@ def _poisson(
         delta,
         unit=Unit.RECORD if most is None else Unit.PERSON,
         adjacency=Adjacency.ZERO_OUT,
-        sampling=Poisson(1 / batches),
+        batch_rate=1 / batches,
         contributions=most,
     )
 
@@ -205,10 +206,15 @@ def _noise_for(epsilon: float, delta: float, batches: int, epochs: int) -> float
     model = PrivacyModel(
         Unit.RECORD, Adjacency.ZERO_OUT, Trust.CENTRAL, arithmetic=Arithmetic.IDEALISED
     )
-    return calibrate_noise(
+
+    def sampled(noise_multiplier: float) -> PoissonSampled:
+        return PoissonSampled(1 / batches, (Gaussian(noise_multiplier),))
+
+    return calibrate_mechanism(
+        sampled,
         epsilon=epsilon,
         delta=delta,
-        sampling=Poisson(1 / batches),
+        sampling=Everyone(),
         rounds=epochs * batches,
         privacy_model=model,
     ).noise_multiplier

@@ -2,10 +2,15 @@
 
 A secret batch varies in size, and one more record moves the others to other places of it. Kernels
 may round otherwise in another shape or place, and a record with huge values turns such a rounding
-into another gradient. So a batch is cut into pieces of one public size, the last one filled up,
-and a kernel is used in pieces only if it gives the same bits at every place of a piece, which is
-tried on made-up examples. Kernels execute the same instructions whatever the values are, so what
-holds for made-up examples holds for all. Sums of pieces are taken in double precision.
+into another gradient. So a batch is cut into pieces of one public size, the last one filled up.
+
+Elementwise functions (GELU, sigmoid, ...) have other instructions, which round otherwise for some
+values, for what does not fill whole vectors at the end of a tensor. So a piece holds a multiple of
+32 records, which is what the widest vectors take at once, and every tensor in it ends with one. A
+client's kernel has one thread, so no tensor is divided elsewhere. For sums of products, places are
+tried: a size is used only if a made-up record has the same bits at every place. There a kernel
+executes the same instructions whatever the values are. Sums of pieces are taken in double
+precision.
 
 Batches of persons go in pieces even if they are no secret: a person whose records are replaced may
 have another number of them, which moves those of others. No person is cut across pieces. A record
@@ -14,8 +19,9 @@ goes through as a person of one record.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,13 +42,13 @@ from fedveil.training.models.check import token_limit
 from fedveil.training.models.flat import flatten
 from fedveil.training.models.structure import drawing_from
 
-_SIZES = (64, 16, 4, 1)  # of pieces, the fastest first; in a piece of one every place is the same
+_SIZES = (64, 32)  # records in a piece, the fastest first: multiples of two vectors of 16 numbers
 _WIDTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])  # to which persons are filled up
 _TOGETHER = 4096  # records of persons that go together in simulations
 _SIDE_BY_SIDE = 64  # pieces
 _NO_CLIP = 2.0**200  # longer than any gradient of single-precision numbers
-# Sizes that pieces may have, by kernel and the number of records of a person in them.
-_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[type, int], tuple[int, ...]]] = WeakKeyDictionary()
+# Persons in a piece, by kernel, the number of records of a person, and the most records tried.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[type, int, int], int]] = WeakKeyDictionary()
 
 
 class OfPersons(ABC):
@@ -153,13 +159,12 @@ class PersonsByWidth(OfPersons):
 
     Args:
         inner: As above, from inputs, targets and shares `[1, persons, records, ...]`.
-        sizes: Numbers of persons that a piece may have, by their number of records, falling; None:
-            any.
+        size: The number of persons in a piece, by their number of records; None: any.
     """
 
-    def __init__(self, inner: Gradients, sizes: Callable[[int], Sequence[int]] | None) -> None:
+    def __init__(self, inner: Gradients, size: Callable[[int], int] | None) -> None:
         super().__init__(inner, _SIZES[0])
-        self._sizes = sizes
+        self._size = size
 
     def _parts(self, batch: PersonBatch, begins: Ints, counts: Ints) -> Iterator[Batch]:
         widths = _WIDTHS[np.searchsorted(_WIDTHS, counts)]
@@ -175,13 +180,10 @@ class PersonsByWidth(OfPersons):
                 torch.from_numpy(shares).to(index.device),
             )
             most = min(len(own), max(1, _TOGETHER // width))
-            sizes, begin = (most,) if self._sizes is None else self._sizes(width), 0
-            while begin < len(own):
-                left = len(own) - begin
-                piece = next((size for size in sizes if size <= left), sizes[-1])
+            piece = most if self._size is None else self._size(width)
+            for begin in range(0, len(own), piece):
                 x, y, z = (_filled_up(one[begin : begin + piece], piece) for one in columns)
                 yield x, y, z
-                begin += piece
 
 
 def _filled_up(column: Tensor, count: int) -> Tensor:
@@ -203,39 +205,35 @@ def in_pieces(job: Job, inner: Gradients, *, autograd: bool) -> Gradients:
     if not (job.rule.per_person or secret):
         return inner
     if autograd:
-        return PersonsByWidth(inner, partial(_sizes, job, inner, False) if job.isolated else None)
+        return PersonsByWidth(inner, partial(_size, job, inner, False) if job.isolated else None)
     # Of one record each: what is computed across a person's records is in double precision, whose
     # rounding is accounted for.
-    return PackedPersons(inner, _sizes(job, inner, True, 1)[0] if job.isolated else _SIZES[0])
+    return PackedPersons(inner, _size(job, inner, True, 1) if job.isolated else _SIZES[0])
 
 
-def _sizes(job: Job, inner: Gradients, packed: bool, records: int) -> tuple[int, ...]:
-    """Return how many persons of so many records a piece may hold, falling.
-
-    Of the first size and all others a person has the same gradient, so that others may decide how
-    a batch is cut.
-    """
-    known, key = _KNOWN.setdefault(job.module, {}), (type(inner), records)
+def _size(job: Job, inner: Gradients, packed: bool, records: int) -> int:
+    """Return how many persons of so many records a piece holds, whatever is in a batch."""
+    expected = job.rule.batch_size or _SIZES[0]  # public; a small batch would be mostly filled up
+    sizes = [size for size in _SIZES if size <= expected] or [_SIZES[-1]]
+    known, key = _KNOWN.setdefault(job.module, {}), (type(inner), records, sizes[0])
     if key not in known:
+        persons = dict.fromkeys(math.lcm(size, records) // records for size in sizes)
         with drawing_from(0):
             columns = _made_up(job, records, packed)
-            sizes = dict.fromkeys(max(1, size // records) for size in _SIZES)
-            tried = ((n, _at_every_place(job, inner, n, columns, packed)) for n in sizes)
-            found = [(n, one) for n, one in tried if one is not None]
-            same = tuple(n for n, one in found if torch.equal(one, found[0][1]))
-            known[key] = same or (1,)  # a gradient of zero shows nothing, and one place is one
+            fit = (one for one in persons if _same_at_every_place(job, inner, one, columns, packed))
+            known[key] = next(fit, 1)  # alone in a piece, there is no other place
     return known[key]
 
 
-def _at_every_place(
+def _same_at_every_place(
     job: Job, inner: Gradients, piece: int, unit: tuple[Tensor, ...], packed: bool
-) -> Tensor | None:
-    """Return a unit's gradient if it is the same, bit for bit, at every place of a piece.
+) -> bool:
+    """Whether a unit's gradient is the same, bit for bit, at every place of a piece, and not zero.
 
     Beside the unit there are none, but for others of the same values that count for nothing.
     """
     if job.rule.gradient_clip is None:
-        return None
+        return False
     weights = flatten(job.module)
     with drawing_from(1):
         weights = (weights + 0.1 * torch.randn_like(weights))[None]
@@ -248,8 +246,7 @@ def _at_every_place(
         owners = torch.where(here, 0, piece)[None]
         batch = Packed(x, y, z, owners) if packed else (x, y, z)
         found.append(inner(weights, batch, job.rule.gradient_clip, 1.0)[0].clone())
-    same = all(torch.equal(one, found[0]) for one in found) and bool(found[0].any())
-    return found[0] if same else None
+    return all(torch.equal(one, found[0]) for one in found) and bool(found[0].any())
 
 
 def _made_up(job: Job, records: int, packed: bool) -> tuple[Tensor, Tensor, Tensor]:
