@@ -144,8 +144,11 @@ def test_a_plan_is_of_the_run_that_follows(
     for name in ("certified", "epsilon", "rounds"):
         assert plan["guarantee"][name] == done["guarantee"][name]
     assert plan["certify"] is None
-    shown = [(one["column"], one["kind"], one["inputs"]) for one in plan["columns"]]
-    assert shown == [(one["column"], one["kind"], one["inputs"]) for one in done["columns"]]
+    for planned, used in zip(plan["columns"], done["columns"], strict=True):
+        assert (planned["column"], planned["kind"]) == (used["column"], used["kind"])
+        # Bins follow from votes with noise, and the run draws its own: the standard deviation of
+        # their number is 2 of about 30.
+        assert abs(planned["inputs"] - used["inputs"]) <= 16
     assert plan["warnings"] == done["warnings"] == []
     written = fedveil("run", "r.toml", "--output", "written", "--json").document
     assert not written["guarantee"]["certified"]
@@ -160,7 +163,7 @@ def test_a_warning_that_did_not_come_true_is_taken_back_everywhere(
     rows = [f"{number:.3f},{number > 0}\n" for number in draw.normal(size=600)]
     table.write_text("x,y\n" + "".join(rows))
     monkeypatch.setattr(defaults, "_too_few", lambda *facts: "do not expect much")
-    asked = ("run", "--data", table, "--label", "y", "--output")
+    asked = ("run", "--data", table, "--label", "y", "--seed", "1", "--output")
     printed = fedveil(*asked, tmp_path / "a")
     assert "do not expect much" in printed.err
     assert " ".join(printed.err.split()).count("it is taken back") == 1

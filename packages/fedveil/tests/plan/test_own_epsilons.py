@@ -25,6 +25,7 @@ from fedveil.run.run import job_of
 from fedveil.training.client import batches
 from fedveil.training.client.batches import draw_batches
 from fedveil.training.engines.isolated import isolated_job
+from fedveil.tune.proxy import of_clients
 
 ALARM = 1e-9  # how often a correct program fails a statistical test below
 GROUPS = {0.5: 30, 1.0: 30}  # persons by the epsilon that they bring; 240 bring none
@@ -245,3 +246,33 @@ def test_a_list_of_budgets_would_tell_who_is_there() -> None:
     chosen = recipes.with_defaults(recipes.parse({}, given, budgets))
     with pytest.raises(fv.PrivacyRefusal, match="add-remove"):
         plan_of(chosen, data)
+
+
+def test_each_client_keeps_its_own_epsilon_in_another_order() -> None:
+    inputs = np.random.default_rng(0).normal(size=(80, 2)).astype(np.float32)
+    targets, owners = (inputs[:, 0] > 0).astype(np.int64), np.arange(80) % 4
+    data = fv.Federation.from_arrays(
+        inputs,
+        targets,
+        owners,
+        epsilons=np.where(owners == 3, 2.0, np.nan),
+        test=(inputs[:4] * 0, targets[:4]),
+        classes=2,
+    )
+    values = {
+        "training.method": "dp-fedavg",
+        "training.sampling": "everyone",
+        "training.rounds": 2,
+        "training.local_steps": 1,
+        "privacy.epsilon": 8.0,
+        "privacy.delta": 1e-5,
+    }
+    recipe = recipes.with_defaults(recipes.parse({}, (), values))
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+        plan = plan_of(recipe, of_clients(data, np.array(order)))
+        assert plan.guarantee is not None
+        assert plan.guarantee.certified
+        assert plan.scales is not None
+        assert plan.federation.owners is not None
+        less = [int(o) for o, s in zip(plan.federation.owners, plan.scales, strict=True) if s < 1]
+        assert less == [3]

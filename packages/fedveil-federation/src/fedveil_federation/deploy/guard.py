@@ -354,7 +354,7 @@ class Guard(Responder):
         """Say whether this site could take part in a round (from 0), before anybody pays for it."""
         if number > run.round_number:
             self.store.check_room()
-            releases = [terms.release for terms in run.work.terms.values()]
+            releases = [run.work.charged(terms).release for terms in run.work.terms.values()]
             self.store.ledger.afford(releases, next(iter(run.work.terms.values())).privacy_model)
         return Message({"status": "done"})
 

@@ -45,9 +45,10 @@ class Scaling:
     factor: npt.NDArray[np.float32]
 
     def __call__(self, inputs: Array) -> npt.NDArray[np.float32]:
-        scaled: npt.NDArray[np.float32] = inputs.astype(np.float32)
-        scaled -= self.shift
-        scaled *= self.factor
+        with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell of such a number
+            scaled: npt.NDArray[np.float32] = inputs.astype(np.float32)
+            scaled -= self.shift
+            scaled *= self.factor
         return scaled
 
 

@@ -142,6 +142,9 @@ class Federation(Displayed):
             pairs = zip(reversed(own), reversed(whole), strict=False)
             if len(own) > len(whole) or any(n not in (1, length) for n, length in pairs):
                 return f": a scaling of shape {own} does not fit inputs of shape {whole}"
+        brought, persons = self.own_epsilons, self.train.persons
+        if brought is not None and persons is None and len(brought) != self.clients:
+            return f": {len(brought)} epsilons for {self.clients} clients; give one for each"
         for part, examples in parts.items():
             where, count = f", {part} part: ", len(examples.inputs)
             shape, persons = examples.targets.shape, examples.persons

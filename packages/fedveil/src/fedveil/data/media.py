@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.containment import silence
 from fedveil.core.errors import ConfigError
 from fedveil.data.declared import SHAPE
 from fedveil.data.encoder import as_text
@@ -196,7 +197,7 @@ def _opened(file: Path) -> Any:
         pydicom = _library("pydicom", "medical", "DICOM files")
     elif name.endswith(_NIFTI):
         nibabel = _library("nibabel", "medical", "NIfTI files")
-    with suppress(Exception):  # readers of many formats raise many kinds of errors
+    with suppress(Exception), silence():  # readers raise and warn in many ways
         if name.endswith(_DICOM):
             document = pydicom.dcmread(file)
             values = document.pixel_array
@@ -248,7 +249,7 @@ def _pixels(file: Path, height: int, width: int, colours: int, *, resize: bool) 
                 f"{file}: has {picture.height} x {picture.width} pixels, the first picture "
                 f"{height} x {width}; give a size for all, as data.image_size=[{height},{width}]"
             )
-        with suppress(Exception):
+        with suppress(Exception), silence():
             converted = picture.convert("RGB" if colours == 3 else "L").resize((width, height))
             return np.asarray(converted).reshape(height, width, colours).transpose(2, 0, 1)
     return None

@@ -112,11 +112,15 @@ def of_clients(federation: Federation, chosen: npt.NDArray[np.integer[Any]]) -> 
     """Return the federation of these clients, in this order, with all its other examples."""
     rows = [np.arange(federation.offsets[i], federation.offsets[i + 1]) for i in chosen]
     owners = None if federation.owners is None else federation.owners[chosen]
+    epsilons = federation.own_epsilons
+    if epsilons is not None and federation.train.persons is None:  # they are the clients' own
+        epsilons = epsilons[chosen]
     return replace(
         federation,
         train=federation.train.take(np.concatenate(rows)),
         offsets=offsets_of(federation.sizes[chosen]),
         owners=owners,
+        own_epsilons=epsilons,
         verified=True,
     )
 

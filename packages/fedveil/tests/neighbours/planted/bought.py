@@ -9,7 +9,7 @@ import numpy as np
 
 from fedveil.data import dp_schema
 from fedveil.privacy.ledger import read
-from fedveil.run import directory
+from fedveil.run import directory, guarantees
 
 from ..whole import Job
 from .registry import plant
@@ -36,4 +36,4 @@ def noise_on_names_that_nobody_named() -> Any:
 @plant(120, lambda job: job.command == "run" and job.known == "bought", among="jobs", near=68)
 def purchases_are_believed() -> Any:
     """The ledger of a purchase is read, and compared with nothing."""
-    return patch.object(directory, "examined", lambda path: read(path / directory.LEDGER))
+    return patch.object(guarantees, "examined", lambda path: read(path / directory.LEDGER))

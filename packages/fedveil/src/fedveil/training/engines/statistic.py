@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedveil.core.arrays import Ints
+from fedveil.core.containment import silence
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Unit
 from fedveil.data.federation import Examples
@@ -63,8 +64,9 @@ class StatisticEngine:
             if train.usable is not None:
                 owned = [own[train.usable[own]] for own in owned]
             rows = np.concatenate(owned)
-            inputs = federation.model_inputs(train.inputs[rows])
-            records = statistic.prepare(inputs, train.targets[rows])
+            with silence():
+                inputs = federation.model_inputs(train.inputs[rows])
+                records = statistic.prepare(inputs, train.targets[rows])
             ends = np.cumsum([len(own) for own in owned])[:-1]
             of_persons = [
                 None if statistic.unit is not Unit.PERSON else _spans(train, own) for own in owned
