@@ -62,7 +62,9 @@ def said(root: Path, odd: str) -> str:
     return found.stderr
 
 
-@pytest.mark.parametrize("odd", ["huge", "palette"])
-def test_no_single_picture_shows_on_the_terminal(odd: str, tmp_path: Path) -> None:
-    (tmp_path / "plain").mkdir(), (tmp_path / odd).mkdir()
-    assert said(tmp_path / odd, odd) == said(tmp_path / "plain", "")
+def test_no_single_picture_shows_on_the_terminal(tmp_path: Path) -> None:
+    kinds = ("plain", "huge", "palette")
+    for kind in kinds:
+        (tmp_path / kind).mkdir()
+    usual, *others = (said(tmp_path / kind, kind) for kind in kinds)
+    assert others == [usual, usual]
