@@ -1,9 +1,8 @@
 """Federated evaluation: one record moves one count, whatever model the hub sends.
 
 `Scoring.terms` accounts a record that moves one count to another cell (L2 at most 2 under replace).
-Rows
-must not move to other places of a batch because one of them cannot be used: kernels round otherwise
-there, and weights that cancel turn a rounding into another bin. The hub chooses the weights.
+Rows must not move to other places of a batch because one of them cannot be used: kernels round
+otherwise there, and weights that cancel turn a rounding into another bin. The hub chooses them.
 """
 
 import numpy as np
@@ -45,4 +44,4 @@ def test_one_held_out_record_moves_one_count() -> None:
     other = labels.copy()
     other[5] = -1  # the neighbour: this record's label is missing
     moved = np.linalg.norm((table(labels, inputs) - table(other, inputs)).astype(float))
-    assert moved <= 2.0  # it is 20 to 45
+    assert moved <= 2.0  # 20 to 45 if rows move

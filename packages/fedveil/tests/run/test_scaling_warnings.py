@@ -1,9 +1,7 @@
 """One record must not decide whether a protected run says anything.
 
-A finite number that overflows when the public scaling is applied makes NumPy warn. A protected
-run of moments reads its rows outside of `silence()`, so whether the warning is on stderr, with
-the module and the line, tells that such a record is there. (Tables guard against this in
-`data.encoder.scaled`; `Scaling.__call__` in `data/examples.py` does not.)
+NumPy warns if a finite number overflows under the public scaling. Such a warning on stderr, or the
+stop where warnings are errors, would tell that the record is there.
 """
 
 import warnings
@@ -18,7 +16,7 @@ from fedveil.methods.moments import moments
 
 
 def said(last: float, unit: str, **how: object) -> tuple[list[str], bool]:
-    """What a protected run warns of, and whether it is certified; one record is different."""
+    """Return the warnings of a protected run with this record, and whether it is certified."""
     draw = np.random.default_rng(0)
     inputs = draw.normal(size=(60, 3)).astype(np.float32)
     targets = (inputs[:, 0] > 0).astype(np.int64)

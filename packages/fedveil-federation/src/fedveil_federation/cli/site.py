@@ -184,9 +184,8 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
         if args.courier is not None or home.courier_is_separate:
             courier_process.separate_courier(home, args.courier or home.courier)
         process = courier_process.CourierProcess(home)
-        if home.charged_within(
-            min(_RECENT, args.rest)
-        ):  # it was killed in the middle of a run, it seems
+        # One that was charged a short time ago was killed in the middle of a run, it seems.
+        if home.charged_within(min(_RECENT, args.rest)):
             threading.Thread(target=_load_libraries, daemon=True).start()
         service = SiteService(home, metrics=args.metrics, read=read_apart)
         courier_process.write_kit(home)
